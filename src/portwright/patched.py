@@ -1,8 +1,9 @@
-"""Another value of an attribute for a while."""
+"""Another value of an attribute for a while, or another function for good."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,3 +22,17 @@ def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
             delattr(owner, name)
         else:
             setattr(owner, name, before)
+
+
+def in_place_of(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+    """Decorates the function that is called in place of another from now on: it gets the other one before the arguments."""
+    original = getattr(owner, name)
+
+    def replace(called: Callable[..., Any]) -> None:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return called(original, *args, **kwargs)
+
+        setattr(owner, name, call)
+
+    return replace

@@ -77,11 +77,9 @@ class DataStream(Protocol):
 
     def channel(self, name: str, job: JobSpec) -> Any:
         """The way to the tasks that read input `name`. Call it right before the input is made, with generators alike everywhere."""
-        ...
 
     def values(self) -> dict[str, float]:
         """Values to log beside those of a step."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -102,16 +100,13 @@ class Session(Protocol):
 
     def steps_in(self, num_epochs: int) -> int | None:
         """The number of steps in `num_epochs` passes over the training data; None where it is not known."""
-        ...
 
     @property
     def steps_per_call(self) -> int:
         """Steps that the device runs before the host can read a value; events come at multiples of it."""
-        ...
 
     def sample_batches(self, name: str, num_batches: int) -> list[Any]:
         """The first batches of train_input or eval_input, for inspection."""
-        ...
 
     def train(self, stretch: Stretch) -> Iterator[Event]: ...
 
@@ -123,15 +118,12 @@ class Session(Protocol):
 
     def state(self) -> Iterator[Shard]:
         """The state's tensors; to be read at a boundary or before the first step."""
-        ...
 
     def counters(self) -> dict[str, Any]:
         """The rest of the state, as JSON: data position, schedule, loss scale."""
-        ...
 
     def load_state(self, shards: Iterable[Shard], counters: Mapping[str, Any] | None) -> None:
         """Loads what `state` and `counters` gave; without counters only the weights."""
-        ...
 
     def close(self) -> None: ...
 
@@ -150,11 +142,9 @@ class CompilerSession(Protocol):
 
     def lower(self, phases: tuple[str, ...]) -> Lowered:
         """Compiles the steps of these phases (train, eval) as far as needed to know whether they are accepted; runs nothing."""
-        ...
 
     def compile(self, folder: Path, phases: tuple[str, ...]) -> Lowered:
         """Compiles as far as is possible here, and leaves the result in `folder`."""
-        ...
 
 
 class World(Protocol):
@@ -187,7 +177,6 @@ class Backend(Protocol):
     @property
     def emulates(self) -> str | None:
         """The vendor's software that is emulated here, such as "PopTorch 3.4"; None: none is."""
-        ...
 
     def open(self, job: JobSpec) -> Session: ...
 

@@ -11,7 +11,7 @@ from conformance import contract
 
 from portwright.runtime.backend import TorchBackend
 from portwright.target import JobSpec, Session
-from portwright.targets.rdu.backend import RduBackend
+from portwright.targets.rdu.session import RduBackend
 
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")  # of torch, when mkldnn is switched off
 

@@ -20,8 +20,8 @@ from portwright.runtime.checkpoint import list_checkpoints
 from portwright.runtime.streaming.session import StreamingSession
 from portwright.runtime.trainer import Trainer
 from portwright.target import JobSpec, Session
-from portwright.targets.ipu.backend import IpuBackend
 from portwright.targets.ipu.section import IpuSection
+from portwright.targets.ipu.session import IpuBackend
 
 
 def open_torch(job: JobSpec) -> Session:

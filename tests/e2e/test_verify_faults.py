@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from portwright.verify.judge import Judgement, judge
-from portwright.verify.launch import Recorder
-from portwright.verify.runs import Runs
+from portwright.verify.launch import Recorder, Runs
 
 SCRIPTS = Path(__file__).parents[1] / "fixtures" / "verify"
 STEPS = 8

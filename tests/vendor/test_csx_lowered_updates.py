@@ -135,7 +135,7 @@ def test_rates_are_ours_from_any_step(
     import torch
     from cerebras.pytorch.backend import current_backend_impl
 
-    from portwright.targets.csx.schedulers import go_to_step, make_sdk_scheduler
+    from portwright.targets.csx.optimizers import go_to_step, make_sdk_scheduler
 
     if current_backend_impl(raise_exception=False) is None:
         cstorch.backend("CPU")

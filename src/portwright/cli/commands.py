@@ -16,12 +16,43 @@ from typer.core import TyperCommand, TyperGroup
 from portwright import __version__
 from portwright.cli import launch
 from portwright.cli.data import data_app
-from portwright.cli.explain import explain_log
 from portwright.cli.generate import generate
-from portwright.cli.sites import sites
-from portwright.errors import ExitStatus, PortwrightError
+from portwright.cli.launch import explain_log, sites
+from portwright.cli.shared import Json, complete_models, end_with_findings, print_answer, print_json
+from portwright.errors import ExitStatus, PortwrightError, UserError
 from portwright.extras import explain as explain_missing_package
 from portwright.job.stdout import printing
+
+
+def describe_checkpoints(model_dir: Path) -> list[dict[str, Any]]:
+    """One row a checkpoint, the oldest first, with what is wrong with it; the framework is imported that wrote them."""
+    if not model_dir.is_dir():
+        raise UserError(f"'{model_dir}' is not a folder.", "Give the model_dir of a run.")
+    if any(model_dir.glob("model.ckpt-*.index")):
+        return _of_tensorflow(model_dir)
+    from portwright.runtime.checkpoint import list_checkpoints, verify_checkpoint
+
+    return [
+        {"step": c.step, "path": str(c.path), "problems": verify_checkpoint(c.path)}
+        for c in list_checkpoints(model_dir)
+    ]
+
+
+def _of_tensorflow(model_dir: Path) -> list[dict[str, Any]]:
+    from portwright.tensorflow import load
+
+    load()
+    from portwright.tensorflow.checkpoints import find_damage, step_in_name
+    from portwright.tensorflow.run_checkpoints import list_checkpoints
+
+    return [
+        {
+            "step": step_in_name(path),
+            "path": path,
+            "problems": [damage] if (damage := find_damage(path)) else [],
+        }
+        for path in list_checkpoints(model_dir)
+    ]
 
 
 class _Interrupted(Exception):
@@ -49,19 +80,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(data_app, short_help="Prepare, pack, check and measure training data.")
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
 def _version(asked: bool) -> None:
     if asked:
         print(f"portwright {__version__}")
         raise typer.Exit
-
-
-def _complete_models(incomplete: str) -> list[str]:
-    from portwright.job.model_list import complete_models
-
-    return complete_models(incomplete)
 
 
 @app.callback()
@@ -82,7 +106,7 @@ def new(
         typer.Option(
             "--from",
             help="Reference model to start from; see `portwright models`.",
-            autocompletion=_complete_models,
+            autocompletion=complete_models,
         ),
     ] = None,
     as_json: Json = False,
@@ -92,7 +116,7 @@ def new(
 
     made = make_model_folder(Path(name), framework, model)
     if as_json:
-        _print_json(
+        print_json(
             {
                 "folder": str(made),
                 "files": sorted(str(p.relative_to(made)) for p in made.rglob("*") if p.is_file()),
@@ -115,7 +139,7 @@ def run(
     path: Annotated[
         str,
         typer.Argument(
-            help="A run.py, a folder with one, or a reference model's name.", autocompletion=_complete_models
+            help="A run.py, a folder with one, or a reference model's name.", autocompletion=complete_models
         ),
     ],
     compat: Annotated[
@@ -151,10 +175,8 @@ def models(as_json: Json = False) -> None:
     from portwright.job.model_list import describe_models, render_models
 
     rows = describe_models()
-    if as_json:
-        _print_json({"models": rows})
-        return
-    print("\n".join(render_models(rows, shutil.get_terminal_size((110, 24)).columns)))
+    width = shutil.get_terminal_size((110, 24)).columns
+    print_answer(as_json, {"models": rows}, "\n".join(render_models(rows, width)))
 
 
 @app.command(short_help="List the targets and what can run here.")
@@ -163,11 +185,8 @@ def targets(as_json: Json = False) -> None:
     from portwright.job.target_list import describe_targets
 
     rows = describe_targets()
-    if as_json:
-        _print_json({"targets": rows})
-        return
-    for row in rows:
-        print(f"{row['name']:<6}{row['summary']}: {row['says']}")
+    lines = [f"{row['name']:<6}{row['summary']}: {row['says']}" for row in rows]
+    print_answer(as_json, {"targets": rows}, "\n".join(lines))
 
 
 @app.command(short_help="Make the environment that a vendor's software needs.")
@@ -184,10 +203,7 @@ def env(
     from portwright.job.target_list import provide_environment
 
     made = provide_environment(target, python, recreate, lambda line: print(line, file=sys.stderr))
-    if as_json:
-        _print_json(made)
-        return
-    print(f"{made['sdk_name']} {made['sdk']}: {made['interpreter']}")
+    print_answer(as_json, made, f"{made['sdk_name']} {made['sdk']}: {made['interpreter']}")
 
 
 @app.command(short_help="Say whether a model runs and fits on a target, and what to change.")
@@ -196,7 +212,7 @@ def plan(
         str,
         typer.Argument(
             help="A model folder, a run.py, FILE.py:CALLABLE, or a reference model's name.",
-            autocompletion=_complete_models,
+            autocompletion=complete_models,
         ),
     ],
     target: Annotated[str, typer.Option(help="Targets with commas between them, or all.")],
@@ -252,8 +268,7 @@ def plan(
         out=out,
         as_json=as_json,
     )
-    if not is_good:
-        raise typer.Exit(int(ExitStatus.FINDINGS))
+    end_with_findings(not is_good)
 
 
 @app.command(name="input", short_help="Check the order and the speed of a TensorFlow input pipeline.")
@@ -286,8 +301,8 @@ def check_input_pipeline(
     load()
     from portwright.tensorflow.input_check.command import check_and_print
 
-    if not check_and_print(path, params, override or [], mode, workers, measure, seconds, as_json):
-        raise typer.Exit(int(ExitStatus.FINDINGS))
+    is_good = check_and_print(path, params, override or [], mode, workers, measure, seconds, as_json)
+    end_with_findings(not is_good)
 
 
 @app.command(short_help="List the ops and layers that a target runs.")
@@ -309,12 +324,9 @@ def ops(
     from portwright.graph.ops import find_ops, render
 
     answer = find_ops(get_target(target), name)
-    if as_json:
-        _print_json(answer.as_json())
-    else:
-        print("\n".join(render(answer, shutil.get_terminal_size((100, 24)).columns)).rstrip())
-    if answer.is_refusal:
-        raise typer.Exit(int(ExitStatus.FINDINGS))
+    width = shutil.get_terminal_size((100, 24)).columns
+    print_answer(as_json, answer.as_json(), "\n".join(render(answer, width)).rstrip())
+    end_with_findings(answer.is_refusal)
 
 
 @app.command(short_help="Print the JSON schema of params.yaml, for editors.")
@@ -353,18 +365,15 @@ def checkpoints(
     as_json: Json = False,
 ) -> None:
     """List the checkpoints of a run and verify each one's checksums; status 1 when one is bad."""
-    from portwright.cli.checkpoint_list import describe_checkpoints
-
     rows = describe_checkpoints(model_dir)
     if as_json:
-        _print_json({"checkpoints": rows})
+        print_json({"checkpoints": rows})
     else:
         for row in rows:
             print(f"{row['path']}: {'; '.join(row['problems']) or 'good'}")
         if not rows:
             print(f"{model_dir} has no checkpoint", file=sys.stderr)
-    if any(row["problems"] for row in rows):
-        raise typer.Exit(int(ExitStatus.FINDINGS))
+    end_with_findings(any(row["problems"] for row in rows))
 
 
 @app.command(short_help="Bring a HuggingFace checkpoint in, or take one of ours back.")
@@ -432,8 +441,7 @@ def convert(
     options = Options(
         source, out, model, params, dtype, shard_size, weights_only, new_head, check, tolerance, force, only_list
     )  # fmt: skip
-    if not convert_and_print(given_from, given_to, options, as_json):
-        raise typer.Exit(int(ExitStatus.FINDINGS))
+    end_with_findings(not convert_and_print(given_from, given_to, options, as_json))
 
 
 Targets = Annotated[
@@ -475,8 +483,7 @@ def check(
 
     result = check_paths(paths, target or [], select or [], ignore or [], jobs=jobs, use_cache=not no_cache)
     write_report(result, "json" if as_json else format, out)
-    if not result.runs_as_it_is:
-        raise typer.Exit(int(ExitStatus.FINDINGS))
+    end_with_findings(not result.runs_as_it_is)
 
 
 @app.command(short_help="Rewrite source code for a target.")
@@ -538,13 +545,12 @@ def port(
                 "literals": done.literals,
                 "tried": tried,
             }
-        _print_json({"changed": done.changed, **rows, **account, "summary": summarise_port(done)})
+        print_json({"changed": done.changed, **rows, **account, "summary": summarise_port(done)})
     else:
         if not write and out is None:
             sys.stdout.write(done.diff)
         print(port_report(done, wrote=write or out is not None), file=sys.stderr)
-    if not done.is_done:
-        raise typer.Exit(int(ExitStatus.FINDINGS))
+    end_with_findings(not done.is_done)
 
 
 class _QuotedCommands(TyperCommand):
@@ -605,8 +611,8 @@ def verify(
     portwright verify "train.py --epochs 1" "ported/train.py --epochs 1" --steps 20 --html proof.html
     """
     from portwright.verify.front_end import ask_front_end, require_front_end
+    from portwright.verify.launch import progress_on_stderr
     from portwright.verify.proof_text import render
-    from portwright.verify.runs import progress_on_stderr
 
     if front_end is not None:
         require_front_end(front_end)
@@ -645,13 +651,12 @@ def verify(
         print(render(proof))
         print(f"  proof: {out}{f', page: {html}' if html else ''}")
     elif not_asked is None or proof.status:  # else the failure is the only document
-        _print_json(proof.as_dict())
+        print_json(proof.as_dict())
     if proof.status:
         raise typer.Exit(int(proof.status))
     if not_asked is not None:
         raise not_asked
-    if verdict is not None and not verdict.accepted:
-        raise typer.Exit(int(ExitStatus.FINDINGS))
+    end_with_findings(verdict is not None and not verdict.accepted)
 
 
 class _ScriptLast(TyperCommand):
@@ -736,11 +741,11 @@ def undo(
     from portwright.port.undo import undo as undo_paths
 
     undone = undo_paths(paths, force)
-    if as_json:
-        _print_json({"restored": [show(u.path) for u in undone]})
-        return
-    for each in undone:
-        print(f"{show(each.path)}: {'restored' if each.was_changed else 'was as before the port already'}")
+    lines = [
+        f"{show(each.path)}: {'restored' if each.was_changed else 'was as before the port already'}"
+        for each in undone
+    ]
+    print_answer(as_json, {"restored": [show(each.path) for each in undone]}, "\n".join(lines))
 
 
 @app.command(short_help="Explain a porting rule, a need, or what a target says to needs.")
@@ -757,31 +762,22 @@ def explain(
     from portwright.port.explain import ENGINE_PAGES, describe, explain_word, list_rules
 
     if rule is None:
-        if as_json:
-            _print_json({"rules": [describe(each) for each in list_rules()]})
-            return
-        for each in list_rules():
-            print(f"{each.code}  {each.name:<30}{each.safety:<8}{', '.join(each.targets)}")
+        rules = list_rules()
+        lines = [f"{r.code}  {r.name:<30}{r.safety:<8}{', '.join(r.targets)}" for r in rules]
+        print_answer(as_json, {"rules": [describe(rule) for rule in rules]}, "\n".join(lines))
         return
     if rule.upper() in ENGINE_PAGES and not as_json:
         print(ENGINE_PAGES[rule.upper()], end="")
         return
     document, text = explain_word(rule)
-    if as_json:
-        _print_json(document)
-    else:
-        print(text, end="")
-
-
-def _print_json(document: Any) -> None:
-    print(json.dumps(document, indent=2))
+    print_answer(as_json, document, text.removesuffix("\n"))
 
 
 def _tell_failure(line: str, status: ExitStatus, message: str, cure: str, details: Mapping[str, Any]) -> None:
     """One line on stderr; with --json the document of a failure too, as run.py writes it."""
     if _wants_json():
         with contextlib.suppress(PortwrightError), printing():  # the reader may have ended
-            _print_json({**details, "status": int(status), "error": message, "cure": cure})
+            print_json({**details, "status": int(status), "error": message, "cure": cure})
     with contextlib.suppress(BrokenPipeError):
         print(f"error: {line}", file=sys.stderr)
 
@@ -836,7 +832,3 @@ def main() -> None:
             )
         sys.exit(int(ExitStatus.USAGE))
     sys.exit(status if isinstance(status, int) else 0)
-
-
-if __name__ == "__main__":
-    main()

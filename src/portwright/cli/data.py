@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from portwright.errors import ExitStatus
+from portwright.cli.shared import Json, end_with_findings, print_answer
 
 data_app = typer.Typer(
     name="data",
@@ -17,7 +16,6 @@ data_app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
 
 @data_app.command(short_help="Verify all checksums of a store.")
@@ -29,12 +27,8 @@ def check(
     from portwright.data.store import check_store
 
     report = check_store(folder)
-    if as_json:
-        print(json.dumps(report.as_dict(), indent=2))
-    else:
-        print("\n".join(report.lines()))
-    if report.problems:
-        raise typer.Exit(int(ExitStatus.FINDINGS))
+    print_answer(as_json, report.as_dict(), "\n".join(report.lines()))
+    end_with_findings(bool(report.problems))
 
 
 @data_app.command(short_help="Measure samples/s, against what a training step eats.")
@@ -79,9 +73,8 @@ def bench(
             seconds=seconds,
             note=lambda line: print(f"note: {line}", file=sys.stderr),
         )
-    print(json.dumps(report.as_dict(), indent=2) if as_json else "\n".join(report.lines()))
-    if report.keeps_up is False:
-        raise typer.Exit(int(ExitStatus.FINDINGS))
+    print_answer(as_json, report.as_dict(), "\n".join(report.lines()))
+    end_with_findings(report.keeps_up is False)
 
 
 @data_app.command(short_help="Copy files of numbers into a store.")
@@ -107,14 +100,8 @@ def pack(
     from portwright.data.files import pack_files
 
     made = pack_files(inputs, out, fields, interleave=interleave)
-    if as_json:
-        print(
-            json.dumps(
-                {"folder": str(out), "records": made.num_records, "shards": len(made.shards)}, indent=2
-            )
-        )
-        return
-    print(f"{out}: {made.num_records:,} records in {len(made.shards)} shards")
+    document = {"folder": str(out), "records": made.num_records, "shards": len(made.shards)}
+    print_answer(as_json, document, f"{out}: {made.num_records:,} records in {len(made.shards)} shards")
 
 
 @data_app.command("prepare", short_help="Turn text into packed token shards.")
@@ -204,4 +191,4 @@ def prepare_store(
     )
     with ByteProgress() as progress:
         made = prepare(inputs, out, chosen, force=force, on_progress=progress)
-    print(json.dumps(made.as_dict(), indent=2) if as_json else "\n".join(made.lines()))
+    print_answer(as_json, made.as_dict(), "\n".join(made.lines()))

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from portwright.cli.shared import Json
+
 
 def generate(
     model: Annotated[str, typer.Argument(help="A model folder, or a reference model's name such as gpt2.")],
@@ -73,7 +75,7 @@ def generate(
             "--stream/--no-stream", help="Print tokens as they are made; without it so on a terminal."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Generate text with a trained model: continue prompts (gpt2, gpt3, gptj) or answer them (t5, transformer).
 

@@ -1,34 +1,28 @@
-"""The commands submit, jobs, logs, cancel and shell: parse, call, print, exit status; no logic."""
+"""The commands submit, jobs, logs, cancel, shell, sites and explain-log: parse, call, print, exit status; no logic."""
 
 from __future__ import annotations
 
 import json
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from portwright.cli.shared import Json, complete_models, end_with_findings, print_answer, print_json
 from portwright.errors import ExitStatus, PortwrightError, UserError
 
 if TYPE_CHECKING:
     from portwright.launch.registry import Entry
     from portwright.launch.submit import Prepared
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
-
-def _complete_sites(incomplete: str) -> list[str]:
+def complete_sites(incomplete: str) -> list[str]:
     from portwright.launch.site_files import complete_sites
 
     return complete_sites(incomplete)
-
-
-def _complete_models(incomplete: str) -> list[str]:
-    from portwright.job.model_list import complete_models
-
-    return complete_models(incomplete)
 
 
 def complete_jobs(incomplete: str) -> list[str]:
@@ -39,7 +33,7 @@ def complete_jobs(incomplete: str) -> list[str]:
 
 Site = Annotated[
     str,
-    typer.Option("--site", "-s", help="Where; see `portwright sites`.", autocompletion=_complete_sites),
+    typer.Option("--site", "-s", help="Where; see `portwright sites`.", autocompletion=complete_sites),
 ]
 Job = Annotated[
     str, typer.Argument(help="A job's name, its SLURM id, or its folder.", autocompletion=complete_jobs)
@@ -73,7 +67,7 @@ def submit(
         str,
         typer.Argument(
             help="A folder with a run.py, a run.py, or a reference model's name.",
-            autocompletion=_complete_models,
+            autocompletion=complete_models,
         ),
     ],
     site: Site,
@@ -184,8 +178,7 @@ def submit(
     prepared = prepare(request, probe=probe)
     if dry_run:
         _show_dry_run(prepared, as_json)
-        if prepared.errors and not force:
-            raise typer.Exit(int(ExitStatus.FINDINGS))
+        end_with_findings(bool(prepared.errors) and not force)
         return
     for finding in prepared.findings:
         if finding.level == "warning" or (finding.level == "error" and force):  # --dry-run tells notes, too
@@ -204,7 +197,7 @@ def submit(
         _tell_submitted(prepared, entry)
     if no_follow:
         if as_json:
-            _print_json({**document, "state": "submitted"})
+            print_json({**document, "state": "submitted"})
         return
     _follow(entry, document if as_json else None)
 
@@ -247,7 +240,7 @@ def jobs(
 
     view = look_at_job(adopt(entry))
     if as_json:
-        _print_json(view.as_json())
+        print_json(view.as_json())
         return
     print_lines(job_page(view, page_width(sys.stdout), choose_marks(sys.stdout)))
 
@@ -326,7 +319,7 @@ def cancel(
         if not as_json:
             print(said[-1]["says"])
     if as_json:
-        _print_json({"jobs": said})
+        print_json({"jobs": said})
     if failure is not None:
         raise typer.Exit(int(failure.status))
 
@@ -377,7 +370,7 @@ def _follow(entry: Entry, document: dict[str, Any] | None) -> None:
     state = "left" if followed.is_detached else followed.view.phase
     status = int(ExitStatus.INTERRUPTED) if followed.is_detached else status_of(ask_state(entry))
     if document is not None:
-        _print_json({**document, "state": state, "status": status})
+        print_json({**document, "state": state, "status": status})
     if status:
         raise typer.Exit(status)
 
@@ -391,7 +384,7 @@ def _list_jobs(all_jobs: bool, as_json: bool) -> None:
     entries, left_out = list_entries(everything=all_jobs)
     views = look_at_jobs(entries)
     if as_json:
-        _print_json({"jobs": [view.as_json() for view in views], "left_out": left_out})
+        print_json({"jobs": [view.as_json() for view in views], "left_out": left_out})
         return
     if not views:
         print("no job has been submitted.")
@@ -406,7 +399,7 @@ def _list_jobs(all_jobs: bool, as_json: bool) -> None:
 
 def _show_dry_run(prepared: Prepared, as_json: bool) -> None:
     if as_json:
-        _print_json({**prepared.as_dict(), "files": prepared.files})
+        print_json({**prepared.as_dict(), "files": prepared.files})
         return
     job = prepared.plan.job
     for file, text in prepared.files.items():
@@ -444,5 +437,90 @@ def _near(path: Path) -> str:
         return shlex.quote(str(path))
 
 
-def _print_json(document: Any) -> None:
-    print(json.dumps(document, indent=2))
+def sites(
+    name: Annotated[
+        str | None,
+        typer.Argument(help="A site's name, or a TOML file.", autocompletion=complete_sites),
+    ] = None,
+    as_json: Json = False,
+    as_toml: Annotated[
+        bool, typer.Option("--toml", help="Print the site's file, to begin one of your own from it.")
+    ] = False,
+    path: Annotated[
+        bool,
+        typer.Option(
+            "--path",
+            help="Print where the site's file is; without a name, the folders looked in, the first first.",
+        ),
+    ] = False,
+) -> None:
+    """List the sites that jobs can be submitted to, or tell all about one.
+
+    Sites of your own are TOML files in ~/.config/portwright/sites, or in the folder that PORTWRIGHT_SITES names; one with the
+    name of a shipped site takes its place, and `extends = "neocortex"` begins from another.
+
+    portwright sites neocortex
+
+    portwright sites neocortex --toml > ~/.config/portwright/sites/mine.toml
+    """
+    from portwright.launch import site_files, site_pages
+
+    if sum((as_json, as_toml, path)) > 1:
+        raise UserError("--json, --toml and --path are three answers.", "Give one of them.")
+    if name is None:
+        if as_toml:
+            raise UserError(
+                "--toml prints one site's file, and no site was named.", "portwright sites NAME --toml"
+            )
+        if path:
+            print("\n".join(str(folder) for folder in site_files.site_folders()))
+            return
+        rows = site_pages.describe_sites()
+        width = shutil.get_terminal_size((110, 24)).columns
+        print_answer(as_json, {"sites": rows}, "\n".join(site_pages.render_list(rows, width)))
+        return
+    if path or as_toml:
+        file = site_files.find_site(name)
+        print(str(file.path) if path else site_files.read_text(file.path), end="\n" if path else "")
+        return
+    site, row = site_pages.describe_site(name)
+    document = {**row, "site": site.model_dump(mode="json")}
+    print_answer(as_json, document, "\n".join(site_pages.render_site(site, row)))
+
+
+def explain_log(
+    log: Annotated[
+        str,
+        typer.Argument(
+            metavar="LOG",
+            help="A log file, - for stdin, or a job: its name, id or folder.",
+            autocompletion=complete_jobs,
+        ),
+    ],
+    as_json: Json = False,
+) -> None:
+    """Say why a job failed, from its log: the first cause, its line, what it means and what to do.
+
+    Status 1 when an error was explained, 0 when nothing known was found or the job ended well.
+
+    portwright explain-log slurm-633.out
+    """
+    from portwright.job.stdout import printing
+    from portwright.launch.explain import find_log, read_log, scan_log, write_report
+
+    if log == "-":
+        if sys.stdin is None:
+            raise UserError("standard input is closed.", "Send a log into it, or name a file.")
+        report, name = scan_log(sys.stdin.buffer), "stdin"
+    else:
+        path = find_log(log)
+        report, name = read_log(path), str(path)
+    if as_json:
+        page = json.dumps({"log": name, **report.as_dict()}, indent=2)
+    else:
+        page = write_report(report, Path(name).name)
+    with printing():
+        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
+        # a log has signs of any kind
+        print(page.encode(encoding, errors="backslashreplace").decode(encoding))
+    raise typer.Exit(ExitStatus.FINDINGS if report.has_errors else ExitStatus.OK)

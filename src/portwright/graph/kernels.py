@@ -46,7 +46,6 @@ class KernelTable(Protocol):
     @property
     def label(self) -> str:
         """How far the table can be trusted, for people: 'checked against SDK 2.10.0', 'conservative'."""
-        ...
 
     def rows(self) -> Iterable[Row]: ...
 
@@ -54,7 +53,6 @@ class KernelTable(Protocol):
 
     def casts(self) -> AbstractContextManager[Any]:
         """The target's own mixed precision, to be active while a step is captured; a null context where it has none."""
-        ...
 
 
 Constraint = Callable[["Graph", "Node"], "str | None"]

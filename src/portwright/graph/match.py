@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from portwright.graph.graph import Graph, Stop
 from portwright.graph.kernels import KernelTable, Verdict
 from portwright.graph.tables import base_name
+from portwright.legal_forms import cure_for
 from portwright.needs import Answer
 from portwright.watching.place import Place
 
@@ -38,6 +39,14 @@ class Refusal:
     phase: str = "forward"
     repeats: tuple[str, ...] = ()  # other modules with the same refusal at the same line
 
+    @classmethod
+    def at(
+        cls, place: Place | None, op: str, module: str, reason: str, cure: str, phase: str = "forward"
+    ) -> Refusal:
+        """The refusal at a line of the user's code, where one is known."""
+        file, line = (place.file, place.line) if place is not None else (None, None)
+        return cls(op, module, file, line, reason, cure, phase=phase)
+
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -61,16 +70,6 @@ class MatchReport:
         return dict(Counter(verdict.how for verdict in self.verdicts))
 
 
-@dataclass(frozen=True)
-class _Found:
-    op: str
-    module: str
-    place: Place | None
-    reason: str
-    cure: str
-    phase: str
-
-
 def match(graph: Graph, table: KernelTable, target: str) -> MatchReport:
     """Judges every node; refusals with the same reason at the same line are one, under the first such op."""
     verdicts = tuple(table.judge(graph, node) for node in graph.nodes)
@@ -80,7 +79,9 @@ def match(graph: Graph, table: KernelTable, target: str) -> MatchReport:
     stopped = {(str(stop.place), base_name(stop.op)) for stop in graph.stops if stop.op}
     for node, verdict in zip(graph.nodes, verdicts, strict=True):
         if verdict.how == "refused" and (str(node.place), base_name(node.op)) not in stopped:
-            found.append(_Found(node.op, node.module, node.place, verdict.reason, verdict.cure, node.phase))
+            found.append(
+                Refusal.at(node.place, node.op, node.module, verdict.reason, verdict.cure, node.phase)
+            )
     return MatchReport(target, table.label, graph, verdicts, tuple(_merge(found)))
 
 
@@ -97,54 +98,38 @@ def match_needs(graph: Graph, needs: Mapping[str, Answer], target: str) -> Match
     for stop in graph.stops:
         if stop.kind == "failure":
             cure = "Make the step run on this machine first, with a real batch of this shape."
-            found.append(_Found(stop.op, stop.module, stop.place, stop.message, cure, "forward"))
+            found.append(Refusal.at(stop.place, stop.op, stop.module, stop.message, cure))
         elif (answer := refused.get(_NEEDS[stop.kind])) is not None:
             cure = answer.cure or _CURES[stop.kind]
             reason = f"{stop.message}: {answer.reason}"
-            found.append(_Found(stop.op, stop.module, stop.place, reason, cure, "forward"))
+            found.append(Refusal.at(stop.place, stop.op, stop.module, reason, cure))
     for node in graph.nodes:
         is_wide = any(value.dtype == "float64" for value in graph.output_values(node))
         answer = refused.get("no_float64") if is_wide else None
         verdicts.append(Verdict("native") if answer is None else Verdict("refused", answer.reason))
         if answer is not None:
             cure = answer.cure or "Use float32."
-            found.append(_Found(node.op, node.module, node.place, answer.reason, cure, node.phase))
+            found.append(Refusal.at(node.place, node.op, node.module, answer.reason, cure, node.phase))
     label = "whatever torch runs here, it runs" + (f", but for {', '.join(refused)}" if refused else "")
     return MatchReport(target, label, graph, tuple(verdicts), tuple(_merge(found)))
 
 
-def _found(stop: Stop, kind: str, target: str) -> _Found:
+def _found(stop: Stop, kind: str, target: str) -> Refusal:
     op, cure = stop.op, _CURES[stop.kind]
     if stop.kind == "failure":
         # Where a layer itself fails, for instance under a target's mixed precision, its legal form is the cure.
-        form = _legal_form(kind, target)
+        form = cure_for(f"nn.{kind}", target) if kind else None
         op, cure = op or (kind if form else "the step"), form or cure
-    return _Found(op, stop.module, stop.place, stop.message, cure, "forward")
+    return Refusal.at(stop.place, op, stop.module, stop.message, cure)
 
 
-def _legal_form(kind: str, target: str) -> str | None:
-    from portwright.legal_forms import cure_for, valid_targets
-
-    return cure_for(f"nn.{kind}", target.lower()) if kind and target.lower() in valid_targets() else None
-
-
-def _merge(found: Sequence[_Found]) -> Iterator[Refusal]:
-    alike: dict[tuple[str, ...], list[_Found]] = {}
+def _merge(found: Sequence[Refusal]) -> Iterator[Refusal]:
+    alike: dict[tuple[Any, ...], list[Refusal]] = {}
     for one in found:
         # Without a line the op is all that tells two refusals apart.
-        key = (str(one.place), one.reason) if one.place else (one.op, one.module, one.reason)
+        key = (one.file, one.line, one.reason) if one.file else (one.op, one.module, one.reason)
         alike.setdefault(key, []).append(one)
     for group in alike.values():
         first = group[0]
         others = tuple(dict.fromkeys(one.module for one in group if one.module != first.module))
-        yield Refusal(
-            op=first.op,
-            module=first.module,
-            file=first.place.file if first.place else None,
-            line=first.place.line if first.place else None,
-            reason=first.reason,
-            cure=first.cure,
-            count=len(group),
-            phase=first.phase,
-            repeats=others,
-        )
+        yield replace(first, count=len(group), repeats=others)

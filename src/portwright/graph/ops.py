@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -99,24 +100,30 @@ def find_ops(target: Target, name: str = "") -> Answer:
         but = f"; it refuses a step that lacks {', '.join(refused)}" if refused else ""
         label = f"{target.name} runs whatever torch runs here, so it has no table{but}"
         return Answer(target.name, label, name, True, ())
-    table, asked = target.kernels(), _tidy(name)
+    table = target.kernels()
+    asked = name.strip().removesuffix("()").removeprefix("torch.ops.").replace("::", ".")
     rows = list(table.rows())
-    found = _exact(rows, asked) or [row for row in rows if _contains(row, asked)]
+    found = _exact(rows, asked) or [
+        row for row in rows if any(asked.lower() in each.lower() for each in (row.op, *row.api))
+    ]
     forms = tuple(_find_forms(target, asked))
     near: tuple[str, ...] = ()
     if not found and not forms:
         near = _nearest(rows, asked)
-        found = [_unlisted(name, asked, near, target)]
+        if not asked.startswith(
+            ("aten.", "torch.", "prims.", "torchvision.")
+        ):  # it cannot be an op or an API
+            hint = f"Did you mean {' or '.join(near)}? " if near else ""
+            raise UserError(
+                f"the table of {target.name} has no op, layer or function like '{name}'.",
+                f"{hint}portwright ops --target {target.name.lower()} lists them all.",
+            )
+        found = [Row(asked, (), "refused", (), (), "absent from the table")]
     ops = tuple(_with_reason(target, table, row) for row in found)
     return Answer(target.name, table.label, name, False, ops, near, forms)
 
 
-def _tidy(name: str) -> str:
-    return name.strip().removesuffix("()").removeprefix("torch.ops.").replace("::", ".")
-
-
-def _exact(rows: Iterable[Row], asked: str) -> list[Row]:
-    rows = list(rows)
+def _exact(rows: Sequence[Row], asked: str) -> list[Row]:
     by_api = [row for row in rows if asked.lower() in (api.lower() for api in row.api)]
     if by_api or asked.count(".") == 0:
         return by_api
@@ -134,10 +141,6 @@ def _exact(rows: Iterable[Row], asked: str) -> list[Row]:
     ]
 
 
-def _contains(row: Row, asked: str) -> bool:
-    return any(asked.lower() in name.lower() for name in (row.op, *row.api))
-
-
 def _nearest(rows: Iterable[Row], asked: str) -> tuple[str, ...]:
     """Names whose last part is like the last part of what was asked for, those of the same kind first."""
     kind, _, last = asked.lower().rpartition(".")
@@ -146,22 +149,10 @@ def _nearest(rows: Iterable[Row], asked: str) -> tuple[str, ...]:
         for name in (row.op, *row.api):
             by_last.setdefault(name.lower().rpartition(".")[2], {})[name] = None
     like = difflib.get_close_matches(last, by_last, n=3, cutoff=0.65)
-    same_kind = [
+    return tuple(
         next((name for name in by_last[n] if name.lower().rpartition(".")[0] == kind), next(iter(by_last[n])))
         for n in like
-    ]
-    return tuple(same_kind)
-
-
-def _unlisted(name: str, asked: str, near: tuple[str, ...], target: Target) -> Row:
-    """A refused row for a name that looks like an op or an API, and so may exist; any other name is an error."""
-    if not asked.startswith(("aten.", "torch.", "prims.", "torchvision.")):
-        hint = f"Did you mean {' or '.join(near)}? " if near else ""
-        raise UserError(
-            f"the table of {target.name} has no op, layer or function like '{name}'.",
-            f"{hint}portwright ops --target {target.name.lower()} lists them all.",
-        )
-    return Row(asked, (), "refused", (), (), "absent from the table")
+    )
 
 
 def _find_forms(target: Target, asked: str) -> Iterator[Form]:
@@ -202,7 +193,7 @@ def render(answer: Answer, width: int) -> Iterator[str]:
     yield ""
     if answer.name and len(answer.ops) <= _MOST_BLOCKS:
         for op in answer.ops:
-            yield from _block(op, width)
+            yield from _block(f"{op.row.op}: {op.row.how}", _cells(op), width)
     else:
         yield from _listing(answer, width)
     is_short = len(answer.forms) > _MOST_BLOCKS
@@ -213,49 +204,41 @@ def render(answer: Answer, width: int) -> Iterator[str]:
             width,
         )
     for form in answer.forms:
-        yield from _form_line(form, width) if is_short else _form_block(form, answer.target, width)
+        if is_short:
+            yield from _wrap(f"for {', '.join(form.replaces)}", width, f"  {form.name:<24}")
+        else:
+            cells = {"for": ", ".join(form.replaces), "why": form.why, "how": form.how, "source": form.source}
+            title = f"portwright.layers.legal.{form.name}: an equal form that {answer.target} takes"
+            yield from _block(title, cells, width)
     if answer.near:
         yield from _wrap(f"Near it: {', '.join(answer.near)}.", width)
 
 
-def _block(op: Op, width: int) -> Iterator[str]:
+def _cells(op: Op) -> dict[str, str]:
     row = op.row
-    yield f"{row.op}: {row.how}"
-    cells = (
-        ("names", ", ".join(row.api)),
-        ("dtypes", ", ".join(row.dtypes) or ("" if row.how == "refused" else "any")),
-        ("limits", "; ".join(row.constraints)),
-        ("reason", op.reason),
-        ("trained", op.trained and f"refused: {op.trained}"),
-        ("instead", op.cure),
-        ("source", row.source),
-    )
-    for title, text in cells:
+    return {
+        "names": ", ".join(row.api),
+        "dtypes": ", ".join(row.dtypes) or ("" if row.how == "refused" else "any"),
+        "limits": "; ".join(row.constraints),
+        "reason": op.reason,
+        "trained": op.trained and f"refused: {op.trained}",
+        "instead": op.cure,
+        "source": row.source,
+    }
+
+
+def _block(title: str, cells: Mapping[str, str], width: int) -> Iterator[str]:
+    yield title
+    for name, text in cells.items():
         if text:
-            yield from _wrap(text, width, f"  {title:<9}")
-    yield ""
-
-
-def _form_line(form: Form, width: int) -> list[str]:
-    return _wrap(f"for {', '.join(form.replaces)}", width, f"  {form.name:<24}")
-
-
-def _form_block(form: Form, target: str, width: int) -> Iterator[str]:
-    yield f"portwright.layers.legal.{form.name}: an equal form that {target} takes"
-    cells = (
-        ("for", ", ".join(form.replaces)),
-        ("why", form.why),
-        ("how", form.how),
-        ("source", form.source),
-    )
-    for name, text in cells:
-        yield from _wrap(text, width, f"  {name:<9}")
+            yield from _wrap(text, width, f"  {name:<9}")
     yield ""
 
 
 def _listing(answer: Answer, width: int) -> Iterator[str]:
     sources: dict[str, int] = {}
-    common = _most_common(op.row.dtypes for op in answer.ops if op.row.how != "refused")
+    counted = Counter(op.row.dtypes for op in answer.ops if op.row.how != "refused")
+    common: tuple[str, ...] = counted.most_common(1)[0][0] if counted else ()
     if common:
         yield from _wrap(f"dtypes, where nothing else is said: {', '.join(common)}", width)
         yield ""
@@ -300,13 +283,6 @@ def _line(op: Op, width: int, column: int, common: tuple[str, ...], sources: dic
 
 def _is_gradient(row: Row) -> bool:
     return "_backward" in row.op and not row.constraints and row.how != "refused"
-
-
-def _most_common(dtypes: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
-    counted: dict[tuple[str, ...], int] = {}
-    for each in dtypes:
-        counted[each] = counted.get(each, 0) + 1
-    return max(counted, key=lambda each: counted[each]) if counted else ()
 
 
 def _wrap(text: str, width: int, first: str = "") -> list[str]:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, get_args
 
@@ -79,6 +80,7 @@ _OTHER_SPELLINGS = {
 }
 
 
+@cache
 def functional_name(op: str) -> str:
     """The op's name without variants that use the same kernel: in place, writing to `out`, a copy instead of a view.
 
@@ -99,6 +101,7 @@ def functional_name(op: str) -> str:
     return f"{space}.{name}{dot}{overload.removesuffix('_out')}"
 
 
+@cache
 def base_name(op: str) -> str:
     """The functional op without its overload: 'aten.add' of 'aten.add_.Tensor'."""
     return ".".join(functional_name(op).split(".")[:2])
@@ -136,7 +139,7 @@ class TableFile:
         cures: Mapping[str, str] | None = None,
         unlisted: Callable[[str], tuple[str, str]] | None = None,
     ) -> None:
-        self.path, self._label, self._casts = path, label, casts
+        self.path, self.label, self._casts = path, label, casts
         self._constraints, self._cures = constraints, cures or {}
         self._unlisted = unlisted or (lambda op: (f"{op} is not in the table of this target", ""))
         for name in self._cures:
@@ -155,10 +158,6 @@ class TableFile:
                     "Merge the two.",
                 )
             self._entries[key] = entry
-
-    @property
-    def label(self) -> str:
-        return self._label
 
     def rows(self) -> Iterable[Row]:
         return [entry.row for entry in self._entries.values()]
@@ -230,6 +229,27 @@ class TableFile:
         words = tuple(_words(name, self._constraints[name], place) for name in checks)
         row = Row(op, tuple(cells["api"].split()), how, dtypes, words, cells["source"])  # type: ignore[arg-type]
         return _Entry(row, checks, reason, cure)
+
+
+class OwnTrainingTable(TableFile):
+    """A table of software that makes gradients itself and has optimizers of its own.
+
+    A backward op is judged by the forward op whose gradient it is, and the optimizer by its name.
+    """
+
+    optimizers: tuple[str, ...]
+    no_optimizer: tuple[str, str]  # the reason to refuse another one, with {} for its name; and the cure
+
+    def judge(self, graph: Graph, node: Node) -> Verdict:
+        if node.phase == "optimizer":
+            if graph.optimizer.lower() in ("", *(name.lower() for name in self.optimizers)):
+                return Verdict("native")
+            reason, cure = self.no_optimizer
+            return Verdict("refused", reason.format(graph.optimizer), cure)
+        if node.phase == "backward":
+            # One without a forward op manages gradients, which the software does itself.
+            return self.judge(graph, graph.nodes[node.forward]) if node.forward >= 0 else Verdict("native")
+        return super().judge(graph, node)
 
 
 def _words(name: str, constraint: Constraint, place: str) -> str:

@@ -12,15 +12,15 @@ _USER_FILES = ("model.py", "data.py")
 
 def framework_of(script: Path) -> str:
     """`tensorflow` where the script, or the model.py or data.py beside it, imports TensorFlow and not torch; else `pytorch`."""
-    found = _imports(script)
+    found = imports_of(script)
     for name in _USER_FILES:
-        found |= _imports(script.parent / name)
+        found |= imports_of(script.parent / name)
     if "portwright.tensorflow" in found:
         return TENSORFLOW
     return TENSORFLOW if "tensorflow" in found and "torch" not in found else PYTORCH
 
 
-def _imports(path: Path) -> set[str]:
+def imports_of(path: Path) -> set[str]:
     """Top-level names of the modules that a file imports, and of portwright the second level too."""
     try:
         tree = ast.parse(path.read_bytes())

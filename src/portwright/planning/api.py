@@ -34,7 +34,19 @@ def plan(
     options = PlanOptions(parse_targets(target), mode, memory, legalise)
     check_options(options)  # what is wrong with the command line is said before the user's code runs
     request = Request(subject, params, tuple(overrides), tuple(inputs), batch_size, optimizer, compat)
-    return _plan(request, options)
+    # It is loaded and planned in its own framework; the other one is not imported.
+    if compat == "estimator" or (compat is None and framework_of(request) == "tensorflow"):
+        from portwright.tensorflow import load
+
+        load()
+        from portwright.planning.tensorflow_subject import load_step
+        from portwright.tensorflow.planning.plan import plan_step
+
+        return plan_step(load_step(request), options)
+    from portwright.planning.subject import load_subject
+    from portwright.planning.torch_plan import plan_subject
+
+    return plan_subject(load_subject(request), options)
 
 
 def plan_and_print(subject: str, target: str, *, out: Path | None, as_json: bool, **options: Any) -> bool:
@@ -52,19 +64,3 @@ def plan_and_print(subject: str, target: str, *, out: Path | None, as_json: bool
         lines += ["", "files:", *(f"  {file}" for file in written)] if written else []
         print("\n".join(lines))
     return planned.is_good
-
-
-def _plan(request: Request, options: PlanOptions) -> Planned:
-    """Loads what was asked for in its own framework, and plans it; the other framework is not imported."""
-    if request.compat == "estimator" or (request.compat is None and framework_of(request) == "tensorflow"):
-        from portwright.tensorflow import load
-
-        load()
-        from portwright.planning.tensorflow_subject import load_step
-        from portwright.tensorflow.planning.plan import plan_step
-
-        return plan_step(load_step(request), options)
-    from portwright.planning.subject import load_subject
-    from portwright.planning.torch_plan import plan_subject
-
-    return plan_subject(load_subject(request), options)

@@ -47,8 +47,10 @@ def load_subject(request: Request) -> Subject:
     if request.batch_size is not None:
         subject.batch = resize_batch(subject.batch, request.batch_size)
     if request.optimizer is not None:
-        options = subject.optimizer.options if _same(request.optimizer, subject.optimizer.name) else {}
-        subject.optimizer = OptimizerCost(_known_optimizer(request.optimizer), options)
+        schema = optimizer_schema(request.optimizer)
+        name = next(known for known, kind in OPTIMIZERS.items() if kind is schema)
+        options = subject.optimizer.options if name.lower() == subject.optimizer.name.lower() else {}
+        subject.optimizer = OptimizerCost(name, options)
         subject.has_fixed_optimizer = True
     return subject
 
@@ -222,15 +224,3 @@ def _routed(model: LossModule) -> LossModule:
 
     model.call = call
     return model
-
-
-# -- optimizers ----------------------------------------------------------------------------------------------
-
-
-def _same(one: str, other: str) -> bool:
-    return one.lower() == other.lower()
-
-
-def _known_optimizer(name: str) -> str:
-    schema = optimizer_schema(name)
-    return next(known for known, kind in OPTIMIZERS.items() if kind is schema)

@@ -7,9 +7,12 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import torch
+
+from portwright.base_model import LossModule
 from portwright.errors import UserError
 from portwright.graph.capturing.capture import capture
-from portwright.graph.capturing.factory import converting_fakes
+from portwright.graph.capturing.hosts import converting_fakes
 from portwright.graph.graph import Graph
 from portwright.graph.match import MatchReport, match, match_needs
 from portwright.graph.plans.files import Planned
@@ -17,6 +20,8 @@ from portwright.graph.plans.fit import parse_mode
 from portwright.graph.plans.optimizer_state import OptimizerCost
 from portwright.graph.plans.plan import make_plan
 from portwright.graph.plans.request import PlanOptions, machine_of, parse_memory
+from portwright.layers.legal import legalise
+from portwright.legal_forms import valid_targets
 from portwright.planning.subject import Subject
 from portwright.target import Target
 
@@ -49,7 +54,7 @@ def plan_subject(subject: Subject, options: PlanOptions) -> Planned:
 def _match(
     captures: _Captures, target: Target, is_legal: bool
 ) -> tuple[Graph, MatchReport, Mapping[str, Any] | None]:
-    has_forms = _has_legal_forms(target)
+    has_forms = target.name.lower() in valid_targets()
     is_legal = is_legal and has_forms
     graph = captures.of(target, is_legal)
     report = _judge(graph, target)
@@ -78,17 +83,8 @@ def _fuses_attention(target: Target) -> bool:
     return target.kernels is None
 
 
-def _has_legal_forms(target: Target) -> bool:
-    from portwright.legal_forms import valid_targets
-
-    return target.name.lower() in valid_targets()
-
-
 def _legalise(model: Any, target: Target, made: list[Any]) -> Any:
     """The model with its refused parts in their legal form; calls outside its forward, such as a loss, included."""
-    from portwright.base_model import LossModule
-    from portwright.layers.legal import legalise
-
     model = model if isinstance(model, LossModule) else LossModule(model)
     legal = legalise(model.net, target.name.lower())
     made.append(legal)
@@ -122,8 +118,6 @@ class _Captures:
         return self._swaps.get(target.name, [])
 
     def _casts(self, target: Target) -> tuple[AbstractContextManager[Any], str]:
-        import torch
-
         if target.kernels is None:
             if not self._subject.half:
                 return nullcontext(), ""
@@ -133,13 +127,15 @@ class _Captures:
 
     def _capture(self, casts: AbstractContextManager[Any], target: Target, is_legal: bool) -> Graph:
         subject = self._subject
-
         made: list[Any] = []
 
         def factory() -> Any:
             with converting_fakes():
                 model = subject.make_model()
-            self._note_own_optimizer(model)
+            if hasattr(model, "own_optimizer") and not subject.has_fixed_optimizer:
+                own = model.own_optimizer()  # it goes before that of params
+                if own is not None:
+                    self.optimizer = OptimizerCost(type(own).__name__, dict(own.defaults))
             return _legalise(model, target, made) if is_legal else model
 
         graph = capture(
@@ -164,16 +160,6 @@ class _Captures:
         if is_legal:
             self._swaps[target.name] = [dataclasses.asdict(swap) for swap in made[-1].swaps]
         return graph
-
-    def _note_own_optimizer(self, model: Any) -> None:
-        """Notes the optimizer of the user's model, which goes before that of params."""
-        own = (
-            model.own_optimizer()
-            if hasattr(model, "own_optimizer") and not self._subject.has_fixed_optimizer
-            else None
-        )
-        if own is not None:
-            self.optimizer = OptimizerCost(type(own).__name__, dict(own.defaults))
 
 
 def _notes(graph: Graph) -> list[str]:

@@ -97,8 +97,8 @@ def capture_step(
     The module and all random generators are unchanged afterwards.
     """
     from portwright.graph.capturing.capture import capture
+    from portwright.graph.plans.fit import measure_streamed
     from portwright.graph.plans.flops import count_flops
-    from portwright.graph.plans.host_modes import measure_streamed
     from portwright.graph.plans.memory import measure_memory
     from portwright.graph.plans.optimizer_state import OptimizerCost
     from portwright.graph.plans.rows import Rows

@@ -32,8 +32,10 @@ def import_vendor(package: str, flags: Mapping[str, Any]) -> tuple[ModuleType, s
     return module, PACKAGES[package] if is_emulated(module) else None
 
 
-def explain_missing(title: str, origin: str, target: str) -> str:
-    """Why a target cannot run here: install the package or emulate it."""
+def explain_missing(title: str, package: str, origin: str, target: str) -> str | None:
+    """Why a target cannot run here: install the package or emulate it; None where it is installed."""
+    if is_installed(package):
+        return None
     return (
         f"{title} is not installed; no public package index has it: {origin}. Run where it is installed, or add --emulate to train "
         f"under its rules on this machine's CPU; portwright plan --target {target} needs neither."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from portwright.discover import find_targets
@@ -12,15 +13,12 @@ from portwright.errors import UserError, suggest
 from portwright.verify.blame import blame
 from portwright.verify.command import parse_command
 from portwright.verify.compare_exact import dropped
-from portwright.verify.difference import Difference
 from portwright.verify.judge import DROPOUTS, DropoutChoice, Judgement, judge
-from portwright.verify.launch import Recorder
-from portwright.verify.place import find_place
-from portwright.verify.proof import Proof, worst_by_step, worst_of_all
+from portwright.verify.launch import Recorder, Report, Runs
+from portwright.verify.measure import NOISE_FACTOR, VAGUE
+from portwright.verify.proof import Proof, find_place, worst_by_step, worst_of_all
 from portwright.verify.proof_page import write_page
 from portwright.verify.recording import Recording
-from portwright.verify.runs import Report, Runs
-from portwright.verify.tolerance import NOISE_FACTOR, VAGUE
 
 MOST_STEPS = 10_000
 HOOKED = ("poptorch",)  # emulated packages whose steps can be recorded: hooks_poptorch.py
@@ -76,18 +74,13 @@ def verify(
 
             proof.bisected = bisect_port(runs, judgement, choice, here)
             if proof.bisected and proof.bisected.get("rule") and proof.first_difference:
-                proof.first_difference = _with_rule(proof.first_difference, proof.bisected)
+                rule, says = str(proof.bisected["rule"]), str(proof.bisected["says"])
+                proof.first_difference = replace(proof.first_difference, rule=rule, rule_reason=says)
     if out is not None:
         proof.write(out)
     if html is not None:
         write_page(proof, html)
     return proof
-
-
-def _with_rule(difference: Difference, bisected: dict[str, object]) -> Difference:
-    from dataclasses import replace
-
-    return replace(difference, rule=str(bisected["rule"]), rule_reason=str(bisected["says"]))
 
 
 def make_proof(runs: Runs, judgement: Judgement, folder: Path) -> Proof:

@@ -19,7 +19,7 @@ from portwright.port.rule import File, Rule
 from portwright.verify.command import parse_command
 from portwright.verify.difference import count
 from portwright.verify.judge import DropoutChoice, Judgement, judge
-from portwright.verify.runs import Runs
+from portwright.verify.launch import Runs
 
 
 def bisect_port(runs: Runs, judgement: Judgement, dropout: DropoutChoice, folder: Path) -> dict[str, Any]:
@@ -55,7 +55,11 @@ class _Bisection:
         self._tried = 0
 
     def run(self) -> dict[str, Any]:
-        codes = sorted({r.code for r in self._origin.rewrites}, key=self._first_place)
+        rewrites = self._origin.rewrites
+        first_places = {
+            r.code: (r.path, r.line) for r in sorted(rewrites, key=lambda r: (r.path, r.line), reverse=True)
+        }
+        codes = sorted(first_places, key=first_places.__getitem__)
         if not codes:
             return {"says": "the port has no rewrite: the two commands differ otherwise"}
         rules = find_rules()
@@ -88,9 +92,6 @@ class _Bisection:
             last = len(places)
         return self._found(guilty, places[last - 1] if places else None, "")
 
-    def _first_place(self, code: str) -> tuple[str, int]:
-        return min((r.path, r.line) for r in self._origin.rewrites if r.code == code)
-
     def _original_tree(self) -> Path:
         """The folder of the original files; files that the port overwrote are restored from the undo store into a copy."""
         top = Path(self._origin.folder)
@@ -111,10 +112,7 @@ class _Bisection:
 
     def _places(self, rule: Rule) -> list[tuple[str, str]]:
         """Path and text of each line that the rule rewrites, in order; equal lines of a file count as one place."""
-        seen: dict[tuple[str, str], None] = {}
-        for finding in self._port([rule]).fixed:
-            seen[_key(finding)] = None
-        return list(seen)
+        return list(dict.fromkeys(_key(finding) for finding in self._port([rule]).fixed))
 
     def _port(self, rules: Sequence[Rule]) -> Port:
         allow: tuple[Safety, ...] = ("safe", "unsafe") if self._origin.unsafe else ("safe",)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from portwright.errors import PortwrightError
+from portwright.port.config import find_rule
 from portwright.port.origin import Origin, Rewrite, find_origin
 from portwright.verify.command import parse_command
 from portwright.verify.difference import Difference
@@ -65,7 +66,8 @@ def _by_place(difference: Difference, copy: Path, origin: Origin) -> Difference 
         return None
     try:
         relative = Path(path).resolve().relative_to(copy.resolve()).as_posix()
-        there, is_edited = _line_in_original(copy / relative, _original_of(origin, relative), int(line))
+        original = Path(origin.saved.get(relative, str(Path(origin.folder, relative))))
+        there, is_edited = _line_in_original(copy / relative, original, int(line))
     except (OSError, ValueError, UnicodeDecodeError):
         return None
     if difference.quantity == "crash" and not is_edited:
@@ -79,10 +81,6 @@ def _by_place(difference: Difference, copy: Path, origin: Origin) -> Difference 
         rule=best.code,
         rule_reason=f"which rewrote {best.path}:{best.line}, where the difference shows",
     )
-
-
-def _original_of(origin: Origin, relative: str) -> Path:
-    return Path(origin.saved.get(relative, str(Path(origin.folder, relative))))
 
 
 def _line_in_original(ported: Path, original: Path, line: int) -> tuple[int, bool]:
@@ -119,8 +117,6 @@ def _by_hand(difference: Difference) -> Difference:
     if code is None:
         return difference
     try:
-        from portwright.port.config import find_rule
-
         rule = find_rule(code)
     except PortwrightError:
         return difference

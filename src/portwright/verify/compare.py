@@ -16,9 +16,18 @@ from portwright.verify.compare_exact import (
     option_differences,
     same_batch,
 )
-from portwright.verify.measure import SHARE_OF_ALL, TELLING, Measure, Quantity, measure
+from portwright.verify.measure import (
+    SHARE_OF_ALL,
+    TELLING,
+    VAGUE,
+    Bound,
+    Measure,
+    Noise,
+    Quantity,
+    bound_of,
+    measure,
+)
 from portwright.verify.recording import Recording
-from portwright.verify.tolerance import VAGUE, Bound, Noise, bound_of
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
-from portwright.verify.measure import norm
+from portwright.verify.measure import change, norm
 from portwright.verify.recording import Draw, Recording, Step, Tensor, TensorDigest
 
 # Options that choose an implementation, or that schedulers keep for themselves.
@@ -63,13 +61,8 @@ def lost_statistics(original: Recording, ported: Recording) -> list[str]:
         name
         for name in ported.missing
         if name.endswith(("running_mean", "running_var"))
-        and any(_moves(original, step.index, name) for step in original.steps)
+        and any(norm(change(original, step.index, name)) for step in original.steps)
     ]
-
-
-def _moves(recording: Recording, step: int, name: str) -> bool:
-    before, after = (recording.sketch("weight", at, name) for at in (step - 1, step))
-    return before is not None and after is not None and not np.array_equal(before, after)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from portwright.verify.difference import count, listing
+from portwright.verify.measure import VAGUE
 from portwright.verify.recording import Recording
-from portwright.verify.tolerance import VAGUE
 
 State = Literal["equal", "different", "cannot tell", "not seen", "not compared"]
 Row = Mapping[str, Any]

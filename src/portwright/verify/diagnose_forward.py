@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from portwright.verify.compare import Comparison
-from portwright.verify.measure import EPSILON
+from portwright.verify.measure import EPSILON, NOISE_FACTOR
 from portwright.verify.recording import ModuleOutput, Recording, Step
-from portwright.verify.tolerance import NOISE_FACTOR
 
 _ROUNDINGS = 16.0
 
@@ -44,21 +42,17 @@ def forward_order(recording: Recording) -> list[str]:
     return [name for _, _, name in sorted(ordered)]
 
 
-def locate(comparison: Comparison, step: int) -> Located | None:
-    """The first innermost module whose output differs in this step; None where all paired outputs agree."""
-    return _first_apart(comparison, step, _innermost)
+def locate(comparison: Comparison, step: int, *, around: bool = False) -> Located | None:
+    """The first innermost module whose output differs in this step; None where all paired outputs agree.
 
-
-def locate_around(comparison: Comparison, step: int) -> Located | None:
-    """The same among modules that contain others, whose own code runs around the layers inside."""
-    return _first_apart(comparison, step, _around)
-
-
-def _first_apart(comparison: Comparison, step: int, choose: Callable[[Step], set[str]]) -> Located | None:
+    With `around` it is sought among modules that contain others, whose own code runs around the layers inside.
+    """
     mine, theirs = comparison.original.steps[step - 1], comparison.ported.steps[step - 1]
     noises = _noises(comparison, mine)
     before: str | None = None
-    for place, output, other in _pairs(comparison, mine, theirs, choose(mine)):
+    outer = _around(mine)
+    chosen = outer if around else {output.module for output in mine.outputs} - outer
+    for place, output, other in _pairs(comparison, mine, theirs, chosen):
         if other is None:
             continue
         distance = output_distance(output, other)
@@ -120,10 +114,6 @@ def _noises(comparison: Comparison, mine: Step) -> dict[int, float]:
     return {
         place: output_distance(a, b) for place, (a, b) in enumerate(zip(mine.outputs, outputs, strict=True))
     }
-
-
-def _innermost(step: Step) -> set[str]:
-    return {o.module for o in step.outputs} - _around(step)
 
 
 def _around(step: Step) -> set[str]:

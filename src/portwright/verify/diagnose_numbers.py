@@ -11,13 +11,19 @@ from portwright.verify.measure import Vector, change, norm, weights_before
 from portwright.verify.recording import Recording
 
 _EXPLAINED = 0.02  # largest share of a difference that a diagnosis may leave unexplained
+_NOT_CLEARED = (
+    "The port's gradient is the original's plus that of the step before: gradients are not cleared between the "
+    "steps (zero_grad)."
+)
+_LOOKS = {"update": change, "weights before": weights_before}
 
 
 def _stacked(recording: Recording, what: str, step: int, names: Sequence[str]) -> Vector:
     """Concatenates the sketches of tensors; zeros where a sketch is missing."""
+    look = _LOOKS.get(what)
     parts = []
     for name in names:
-        found = change(recording, step, name) if what == "update" else recording.sketch(what, step, name)
+        found = recording.sketch(what, step, name) if look is None else look(recording, step, name)
         parts.append(np.zeros(_size(recording)) if found is None else found)
     return np.concatenate(parts) if parts else np.zeros(1)
 
@@ -73,12 +79,6 @@ def diagnose_gradient(
         "clipping by value or a parameter used in another place.",
         culprit,
     )
-
-
-_NOT_CLEARED = (
-    "The port's gradient is the original's plus that of the step before: gradients are not cleared between the "
-    "steps (zero_grad)."
-)
 
 
 def _odd_ones(
@@ -153,10 +153,7 @@ def diagnose_update(
     if c is not None:
         return "learning-rate", f"Its change is {c:.6g} times the original's, as with another learning rate."
     difference = theirs - mine
-    weights = np.concatenate(
-        [_or_zero(weights_before(original, step, n), original) for n in names] or [np.zeros(1)]
-    )
-    share = _projected(difference, weights)
+    share = _projected(difference, _stacked(original, "weights before", step, names))
     if share is not None:
         return "weight-decay", (
             f"The changes differ by {share:.4g} times the weights themselves, as with another weight decay."
@@ -180,7 +177,3 @@ def _projected(difference: Vector, along: Vector) -> float | None:
         return None
     share = float(difference @ along) / square
     return share if norm(difference - share * along) <= 0.1 * norm(difference) else None
-
-
-def _or_zero(vector: Vector | None, recording: Recording) -> Vector:
-    return np.zeros(_size(recording)) if vector is None else vector

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 import sysconfig
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,78 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from portwright.verify.hooks_dropout import hook_dropout, without_dropout
+from portwright.patched import in_place_of
 from portwright.verify.record_seeds import Streams
 from portwright.verify.record_steps import Watch
+
+_FUNCTIONAL = (
+    "dropout",
+    "dropout1d",
+    "dropout2d",
+    "dropout3d",
+    "alpha_dropout",
+    "feature_alpha_dropout",
+)
+_TORCH = ("dropout", "dropout_", "alpha_dropout", "alpha_dropout_", "feature_dropout", "feature_dropout_",
+          "feature_alpha_dropout", "feature_alpha_dropout_")  # fmt: skip
+
+
+@contextmanager
+def without_dropout(module: nn.RNNBase) -> Iterator[None]:
+    rate, module.dropout = module.dropout, 0.0
+    try:
+        yield
+    finally:
+        module.dropout = rate
+
+
+def hook_dropout(watch: Watch, off: bool) -> None:
+    for name in _FUNCTIONAL:
+        if hasattr(F, name):
+            _hook_functional(watch, name, off)
+    for name in _TORCH:
+        if hasattr(torch, name):
+            _hook_builtin(watch, name, off)
+
+    @in_place_of(F, "scaled_dot_product_attention")
+    def attend(attention: Any, query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0,
+               *args: Any, **kwargs: Any) -> Any:  # fmt: skip
+        if dropout_p:
+            # Counts attention weights, which other forms of attention may not have in this shape.
+            watch.draw(
+                "scaled_dot_product_attention", dropout_p, query.numel() // query.shape[-1] * key.shape[-2]
+            )
+            dropout_p = 0.0 if off else dropout_p
+        return attention(query, key, value, attn_mask, dropout_p, *args, **kwargs)
+
+
+def _hook_functional(watch: Watch, name: str, off: bool) -> None:
+    signature = inspect.signature(getattr(F, name))
+
+    @in_place_of(F, name)
+    def dropout(function: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = bound.arguments
+        if not given["training"] or not given["p"] or watch.in_dropout:
+            return function(*args, **kwargs)
+        watch.draw(name, given["p"], given["input"].numel())
+        if off:
+            return given["input"]
+        watch.in_dropout = True  # one dropout function may call another
+        try:
+            return function(*args, **kwargs)
+        finally:
+            watch.in_dropout = False
+
+
+def _hook_builtin(watch: Watch, name: str, off: bool) -> None:
+    @in_place_of(torch, name)
+    def dropout(function: Any, input: Any, p: float, train: bool) -> Any:
+        if not train or not p or watch.in_dropout:
+            return function(input, p, train)
+        watch.draw(name.rstrip("_"), p, input.numel())
+        return input if off else function(input, p, train)
 
 
 def install(watch: Watch, dropout_off: bool) -> None:
@@ -32,14 +102,11 @@ def install(watch: Watch, dropout_off: bool) -> None:
 def _hook_construction(watch: Watch) -> None:
     """Initialises each module from its own random stream, and tells the watch of each new module."""
     streams = watch.streams
-    base_init = nn.Module.__init__
 
-    @functools.wraps(base_init)
-    def module_init(self: nn.Module, *args: Any, **kwargs: Any) -> None:
-        base_init(self, *args, **kwargs)
+    @in_place_of(nn.Module, "__init__")
+    def module_init(made: Any, self: nn.Module, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
         watch.names.made(self)
-
-    nn.Module.__init__ = module_init  # type: ignore[method-assign]
 
     def init_subclass(cls: type[nn.Module], **kwargs: Any) -> None:
         super(nn.Module, cls).__init_subclass__(**kwargs)
@@ -112,6 +179,7 @@ _LIBRARIES = (
     "/torch/",
     "/site-packages/",
     sysconfig.get_path("stdlib") + "/",
+    "/portwright/patched.py",
     *(f"/portwright/{part}/" for part in ("verify", "layers", "losses", "runtime", "targets")),
 )
 
@@ -139,8 +207,6 @@ def _absolute(file: str) -> str:
 
 
 def _hook_backward(watch: Watch) -> None:
-    backward, grad = torch.autograd.backward, torch.autograd.grad
-    tensor_backward: Any = torch.Tensor.backward
     unscaled: dict[int, torch.Tensor] = {}  # by id of the scaled loss
 
     def around(losses: list[torch.Tensor], run: Callable[[], Any]) -> Any:
@@ -157,37 +223,28 @@ def _hook_backward(watch: Watch) -> None:
         watch.after_backward()
         return result
 
-    @functools.wraps(backward)
-    def recorded_backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+    @in_place_of(torch.autograd, "backward")
+    def recorded_backward(backward: Any, tensors: Any, *args: Any, **kwargs: Any) -> Any:
         losses = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
         return around(losses, lambda: backward(tensors, *args, **kwargs))
 
-    @functools.wraps(tensor_backward)
-    def recorded_tensor_backward(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        return around([self], lambda: tensor_backward(self, *args, **kwargs))
+    @in_place_of(torch.Tensor, "backward")
+    def recorded_tensor_backward(backward: Any, self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return around([self], lambda: backward(self, *args, **kwargs))
 
-    @functools.wraps(grad)
-    def recorded_grad(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+    @in_place_of(torch.autograd, "grad")
+    def recorded_grad(grad: Any, outputs: Any, *args: Any, **kwargs: Any) -> Any:
         if not watch.is_paused and not watch.in_backward:
             losses = [outputs] if isinstance(outputs, torch.Tensor) else list(outputs)
             watch.asked_gradient([loss.detach() for loss in losses])
         return grad(outputs, *args, **kwargs)
 
-    torch.autograd.backward = recorded_backward
-    torch.Tensor.backward = recorded_tensor_backward  # type: ignore[method-assign]
-    torch.autograd.grad = recorded_grad
-    scaler = getattr(torch.amp, "GradScaler", None)
-    if scaler is not None:
-        scale = scaler.scale
-
-        @functools.wraps(scale)
-        def recorded_scale(self: Any, outputs: Any) -> Any:
-            scaled = scale(self, outputs)
-            if isinstance(outputs, torch.Tensor):
-                unscaled[id(scaled)] = outputs
-            return scaled
-
-        scaler.scale = recorded_scale
+    @in_place_of(torch.amp.GradScaler, "scale")
+    def recorded_scale(scale: Any, self: Any, outputs: Any) -> Any:
+        scaled = scale(self, outputs)
+        if isinstance(outputs, torch.Tensor):
+            unscaled[id(scaled)] = outputs
+        return scaled
 
 
 def _hook_optimizers(watch: Watch) -> None:
@@ -197,15 +254,11 @@ def _hook_optimizers(watch: Watch) -> None:
         register_optimizer_step_pre_hook,
     )
 
-    made = Optimizer.__init__
-
-    @functools.wraps(made)
-    def recorded_init(self: Optimizer, *args: Any, **kwargs: Any) -> None:
+    @in_place_of(Optimizer, "__init__")
+    def recorded_init(made: Any, self: Optimizer, *args: Any, **kwargs: Any) -> None:
         made(self, *args, **kwargs)
         if not any(self is known for known in watch.optimizers):
             watch.optimizers.append(self)
-
-    Optimizer.__init__ = recorded_init  # type: ignore[method-assign]
 
     def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if watch.is_paused:
@@ -249,16 +302,12 @@ _LOSSES = (
 
 def hook_losses(watch: Watch) -> None:
     """Records the targets of torch's loss functions, which belong to the batch of a script without a loader."""
-    for name in _LOSSES:
-        setattr(F, name, _watched(watch, getattr(F, name)))
 
-
-def _watched(watch: Watch, function: Any) -> Any:
-    @functools.wraps(function)
-    def loss(input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
+    def watched(function: Any, input: Any, target: Any, *args: Any, **kwargs: Any) -> Any:
         # Inside a module the target was recorded as the module's input.
         if watch.depth == 0 and isinstance(target, torch.Tensor):
             watch.fed(target)
         return function(input, target, *args, **kwargs)
 
-    return loss
+    for name in _LOSSES:
+        in_place_of(F, name)(watched)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import safetensors.torch  # noqa: F401 - its table of dtypes has to be made before float32 is another name
@@ -10,13 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from portwright.patched import in_place_of
 from portwright.watching.trees import map_tensors
 
 _SINGLE, _DOUBLE = torch.float32, torch.float64
 
 
-def hook_float64() -> None:
-    """Makes every way to name float32 mean float64; half precision stays as it is."""
+def compute_in_float64() -> None:
+    """Switches the whole process to float64: every way to name float32 means it; half precision stays as it is."""
     torch.set_default_dtype(_DOUBLE)
     torch.set_default_dtype = lambda d: None
     names: Any = torch
@@ -25,21 +25,17 @@ def hook_float64() -> None:
     names.Tensor.float = torch.Tensor.double
     nn.Module.float = nn.Module.double  # type: ignore[method-assign]
     for name in ("from_numpy", "tensor", "as_tensor", "asarray", "load"):
-        setattr(torch, name, _widened(getattr(torch, name)))
-    enter = torch.autocast.__init__
+        in_place_of(torch, name)(lambda function, *args, **kwargs: widen(function(*args, **kwargs)))
 
-    @functools.wraps(enter)
-    def without_autocast(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+    @in_place_of(torch.autocast, "__init__")
+    def without_autocast(enter: Any, self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         enter(self, device_type, enabled=False)
 
-    torch.autocast.__init__ = without_autocast  # type: ignore[method-assign]
-    scale = torch.amp.GradScaler.__init__
-
-    @functools.wraps(scale)
-    def without_scaling(self: Any, *args: Any, **kwargs: Any) -> None:
+    @in_place_of(torch.amp.GradScaler, "__init__")
+    def without_scaling(scale: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         scale(self, enabled=False)
 
-    torch.amp.GradScaler.__init__ = without_scaling  # type: ignore[method-assign]
+    _InFloat64().__enter__()  # type: ignore[no-untyped-call]
 
 
 def widen(tree: Any) -> Any:
@@ -52,17 +48,6 @@ def _widen(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     wide = tensor.detach().to(_DOUBLE)
     return wide.requires_grad_(tensor.requires_grad)
-
-
-def _widened(function: Any) -> Any:
-    @functools.wraps(function)
-    def wide(*args: Any, **kwargs: Any) -> Any:
-        return widen(function(*args, **kwargs))
-
-    return wide
-
-
-_SINGLE, _DOUBLE = torch.float32, torch.float64
 
 
 class _InFloat64(TorchFunctionMode):
@@ -90,18 +75,3 @@ def _widened_name(value: Any) -> Any:
 def _takes_single(args: tuple[Any, ...]) -> bool:
     """Whether an argument is a float32 tensor, whose views and in-place changes must keep their dtype."""
     return any(isinstance(arg, Tensor) and arg.dtype is _SINGLE for arg in args)
-
-
-def compute_in_float64() -> None:
-    """Switches the whole process to float64: the default dtype, float32 by name, and tensors from numpy arrays."""
-    torch.set_default_dtype(_DOUBLE)
-    torch.set_default_dtype = lambda d: None
-    torch.FloatTensor = torch.DoubleTensor  # type: ignore[assignment, misc, unused-ignore]
-    from_numpy = torch.from_numpy
-
-    def widened(array: Any) -> Tensor:
-        tensor = from_numpy(array)
-        return tensor.double() if tensor.dtype is _SINGLE else tensor
-
-    torch.from_numpy = widened  # type: ignore[assignment]
-    _InFloat64().__enter__()  # type: ignore[no-untyped-call]

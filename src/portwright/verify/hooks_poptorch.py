@@ -6,7 +6,6 @@ Of a step on a real IPU the host sees only the call.
 
 from __future__ import annotations
 
-import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -18,7 +17,8 @@ from typing import Any
 
 import torch
 
-from portwright.verify.record_refusal import refuse
+from portwright.patched import in_place_of
+from portwright.verify.launch import refuse
 from portwright.verify.record_steps import Watch
 from portwright.verify.recording import Draw
 
@@ -32,25 +32,22 @@ def record_emulated(watch: Watch) -> None:
     from portwright.emulate.poptorch._poplar_executor import PoplarExecutor
 
     seen = _Seen()
-    keep, apply = Run._keep, _update.UpdateRule.apply
 
-    @functools.wraps(keep)
-    def noting_loss(self: Any, run: int, replica: int, results: Any, gradients: Any, weights: Any) -> None:
+    @in_place_of(Run, "_keep")
+    def noting_loss(
+        keep: Any, self: Any, run: int, replica: int, results: Any, gradients: Any, weights: Any
+    ) -> None:
         seen.note_loss(self._executable, results)
         keep(self, run, replica, results, gradients, weights)
 
-    @functools.wraps(apply)
-    def noting_gradients(self: Any, weights: Any, grads: Any) -> None:
+    @in_place_of(_update.UpdateRule, "apply")
+    def noting_gradients(apply: Any, self: Any, weights: Any, grads: Any) -> None:
         scale = self.loss_scale
         seen.gradients.append({name: g.detach().float() / scale for name, g in grads.items()})
         apply(self, weights, grads)
 
-    Run._keep = noting_loss  # type: ignore[method-assign]
-    _update.UpdateRule.apply = noting_gradients  # type: ignore[method-assign]
-    call = PoplarExecutor.__call__
-
-    @functools.wraps(call)
-    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @in_place_of(PoplarExecutor, "__call__")
+    def recorded(call: Any, /, self: Any, *args: Any, **kwargs: Any) -> Any:
         if watch.is_paused:
             return call(self, *args, **kwargs)
         if not self._training:
@@ -67,15 +64,10 @@ def record_emulated(watch: Watch) -> None:
         _close_step(watch, self, seen)
         return result
 
-    compile_plain = PoplarExecutor._compile
-
-    @functools.wraps(compile_plain)
-    def compiled(self: Any, parsed: Any) -> None:
+    @in_place_of(PoplarExecutor, "_compile")
+    def compiled(compile_plain: Any, self: Any, parsed: Any) -> None:
         with _paused(watch, seen.draws_of(self) if self._training else None):
             compile_plain(self, parsed)
-
-    PoplarExecutor.__call__ = recorded  # type: ignore[method-assign]
-    PoplarExecutor._compile = compiled  # type: ignore[method-assign]
 
 
 class _Seen:
@@ -150,17 +142,15 @@ def record_when_loaded(watch: Watch) -> None:
     """Records the emulator's steps when the script itself loads it, as `run.py IPU --emulate` does."""
     from portwright import emulate
 
-    lend, done = emulate.lend, set[str]()
+    done = set[str]()
 
-    @functools.wraps(lend)
-    def lending(package: str) -> ModuleType:
-        module = lend(package)
+    @in_place_of(emulate, "lend")
+    def lending(lend: Any, package: str) -> ModuleType:
+        module: ModuleType = lend(package)
         if package == "poptorch" and package not in done:
             done.add(package)
             record_emulated(watch)
         return module
-
-    emulate.lend = lending
 
 
 def count_real(watch: Watch) -> None:
@@ -199,12 +189,9 @@ def _count_calls(watch: Watch, module: Any) -> None:
     executor = getattr(module, "PoplarExecutor", None)
     if executor is None:
         return
-    call = executor.__call__
 
-    @functools.wraps(call)
-    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+    @in_place_of(executor, "__call__")
+    def counted(call: Any, /, self: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(self, "_training", False):
             watch.vendor_calls[TRAINING_CALLS] = watch.vendor_calls.get(TRAINING_CALLS, 0) + 1
         return call(self, *args, **kwargs)
-
-    executor.__call__ = counted

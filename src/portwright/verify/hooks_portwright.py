@@ -1,20 +1,26 @@
-"""Hooks Portwright's own run(): gives it a scratch run directory and the original's order of batches."""
+"""Hooks what surrounds the training of a recorded script: Portwright's own run(), further processes, and saved files."""
 
 from __future__ import annotations
 
-import functools
+import multiprocessing.process
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.multiprocessing as torch_processes
 from torch.utils.data import DataLoader
 
 from portwright.data import loader as loaders
 from portwright.data.source import Numbered, Shared, Source
 from portwright.data.split import count_samples
+from portwright.discover import peek_target
+from portwright.patched import in_place_of
 from portwright.runtime import optimizer_state
 from portwright.runtime.inputs import Inputs
-from portwright.verify.record_refusal import refuse
+from portwright.verify.launch import refuse
+from portwright.verify.record_run import describe_saved
 from portwright.verify.record_steps import Watch
 
 
@@ -44,13 +50,12 @@ class _PlainOrder:
 def hook_portwright(watch: Watch, scratch: Path) -> None:
     _keep_inputs(watch)
     _leave_out_stand_ins(watch)
-    opened = loaders.open_source
 
-    def open_source(data: Any, shared: Shared) -> Any:
+    @in_place_of(loaders, "open_source")
+    def open_source(opened: Any, data: Any, shared: Shared) -> Any:
         source = opened(data, shared)
         return _PlainOrder(data, source) if isinstance(data, DataLoader) else source
 
-    loaders.open_source = open_source
     import portwright.job.command
     import portwright.runtime.run
 
@@ -66,45 +71,9 @@ def hook_portwright(watch: Watch, scratch: Path) -> None:
             "Verify the port on the CPU: python run.py CPU --mode train ...",
         )
 
-    command.hand_over_if_elsewhere = stay_local
-    run.continue_in_target_environment = _check_target(run.continue_in_target_environment, stay_local)
-    run.find_model_dir = lambda arguments, params: scratch / "model_dir"
-
-
-def _keep_inputs(watch: Watch) -> None:
-    """Keeps the inputs of the run, to read its evaluation data and learning rates after the steps."""
-    made = Inputs.__init__
-
-    @functools.wraps(made)
-    def kept_init(self: Any, *args: Any, **kwargs: Any) -> None:
-        made(self, *args, **kwargs)
-        watch.inputs = self
-
-    Inputs.__init__ = kept_init  # type: ignore[method-assign]
-
-
-def _leave_out_stand_ins(watch: Watch) -> None:
-    """Pauses recording during the step on stand-in tensors by which a checkpoint learns the optimizer's state."""
-    module: Any = optimizer_state
-    step = module._step_on_stand_in
-
-    @functools.wraps(step)
-    def unseen_step(*args: Any) -> Any:
-        before, watch.is_paused = watch.is_paused, True
-        try:
-            return step(*args)
-        finally:
-            watch.is_paused = before
-
-    module._step_on_stand_in = unseen_step
-
-
-def _check_target(go: Any, stay_local: Any) -> Any:
-    """Checks the target here: the command line is the recorder's, so run() takes itself for a call inside a program."""
-
-    def check(argv: Sequence[str]) -> None:
-        from portwright.discover import peek_target
-
+    # The target is checked here: the command line is the recorder's, so run() takes itself for a call inside a program.
+    @in_place_of(run, "continue_in_target_environment")
+    def check_target(go: Any, argv: Sequence[str]) -> None:
         target = peek_target(argv)
         if target is not None:
             on_host = [name for flag in target.flags if flag.runs_on_host for name in flag.names]
@@ -116,4 +85,75 @@ def _check_target(go: Any, stay_local: Any) -> Any:
             stay_local(target.environment, argv, None)
         go(argv)
 
-    return check
+    command.hand_over_if_elsewhere = stay_local
+    run.find_model_dir = lambda arguments, params: scratch / "model_dir"
+
+
+def _keep_inputs(watch: Watch) -> None:
+    """Keeps the inputs of the run, to read its evaluation data and learning rates after the steps."""
+
+    @in_place_of(Inputs, "__init__")
+    def kept_init(made: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        watch.inputs = self
+
+
+def _leave_out_stand_ins(watch: Watch) -> None:
+    """Pauses recording during the step on stand-in tensors by which a checkpoint learns the optimizer's state."""
+
+    @in_place_of(optimizer_state, "_step_on_stand_in")
+    def unseen_step(step: Any, *args: Any) -> Any:
+        before, watch.is_paused = watch.is_paused, True
+        try:
+            return step(*args)
+        finally:
+            watch.is_paused = before
+
+
+def hook_processes(watch: Watch) -> None:
+    """Replaces spawning one training process by a call; nothing is recorded in other child processes."""
+
+    def pause() -> None:
+        watch.is_paused = True
+
+    os.register_at_fork(after_in_child=pause)
+
+    @in_place_of(multiprocessing.process.BaseProcess, "start")
+    def counted_start(start: Any, self: Any) -> Any:
+        watch.num_processes += 1
+        return start(self)
+
+    def spawn(fn: Any, args: Any = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any) -> None:
+        if nprocs != 1:
+            refuse(
+                f"the script spawns {nprocs} processes to train in, and a recording follows one.",
+                "Let it train in one process, without torch.multiprocessing.spawn.",
+            )
+        fn(0, *args)
+
+    torch_processes.spawn = spawn  # type: ignore[attr-defined]
+
+
+def hook_saving(watch: Watch, scratch: Path) -> None:
+    """Redirects saved files to a scratch folder, so that a recording overwrites no checkpoint."""
+    saved: dict[str, Path] = {}
+
+    @in_place_of(torch, "save")
+    def save_aside(save: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(f, str | os.PathLike):
+            path = str(Path(f).resolve())
+            if path not in saved:
+                saved[path] = scratch / f"saved_{len(saved)}"
+                if not watch.rest.is_on:
+                    watch.notes.append(f"{os.fspath(f)} was not written: a recording saves nothing.")
+            f = saved[path]
+        keys = describe_saved(obj)
+        if keys not in watch.saved:
+            watch.saved.append(keys)
+        save(obj, f, *args, **kwargs)
+
+    @in_place_of(torch, "load")
+    def load_aside(load: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(f, str | os.PathLike):
+            f = saved.get(str(Path(f).resolve()), f)
+        return load(f, *args, **kwargs)

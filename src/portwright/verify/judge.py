@@ -12,12 +12,10 @@ from portwright.verify.compare import Comparison, compare
 from portwright.verify.compare_run import Part, compare_runs
 from portwright.verify.diagnose import first_difference
 from portwright.verify.difference import Difference
-from portwright.verify.launch import ScriptFailed
-from portwright.verify.measure import EPSILON, QUANTITIES, TELLING, epsilon
+from portwright.verify.launch import Dropout, Runs, ScriptFailed
+from portwright.verify.measure import EPSILON, QUANTITIES, TELLING, VAGUE, epsilon
 from portwright.verify.proof import Settled
 from portwright.verify.recording import Recording
-from portwright.verify.runs import Dropout, Runs
-from portwright.verify.tolerance import VAGUE
 
 DropoutChoice = Literal["auto", "keep", "off"]
 DROPOUTS: tuple[DropoutChoice, ...] = ("auto", "keep", "off")
@@ -56,17 +54,13 @@ def judge(runs: Runs, dropout: DropoutChoice = "auto") -> Judgement:
             ported = runs.ported(mode)
         except ScriptFailed as error:
             return _judge_crash(error, mode)
-        judgement = _judge_mode(
-            runs, original, ported, mode, is_last=mode == modes[-1] or not _uses_dropout(original, ported)
-        )
+        draws = (draw for recording in (original, ported) for step in recording.steps for draw in step.draws)
+        is_last = mode == modes[-1] or not any(draw.rate for draw in draws)
+        judgement = _judge_mode(runs, original, ported, mode, is_last)
         if judgement is not None:
             _compare_outside_steps(runs, judgement, original, ported)
             return judgement
     raise AssertionError("the last mode always judges")
-
-
-def _uses_dropout(original: Recording, ported: Recording) -> bool:
-    return any(draw.rate for r in (original, ported) for step in r.steps for draw in step.draws)
 
 
 def _judge_mode(
@@ -92,10 +86,14 @@ def _judge_mode(
     judgement.comparison, judgement.difference = comparison, first_difference(comparison)
     if judgement.difference is None:
         judgement.settled_by = "noise"
-        if _is_vague(comparison):
+        # A bound of a loss or gradient may be too wide to show agreement.
+        vague = [h for h in comparison.checked if h.bound.value > VAGUE and h.measure.quantity in TELLING]
+        if vague or comparison.doubtful():
             _confirm_in_float64(runs, mode, judgement)
         return judgement
-    if not _is_exact(judgement.difference, mode) and not _is_clear(comparison, judgement.difference):
+    beyond = comparison.beyond(judgement.difference.step)
+    is_clear = any(checked.share > _CLEARLY_BEYOND for checked in beyond)
+    if not _is_exact(judgement.difference, mode) and not is_clear:
         _decide_in_float64(runs, mode, judgement)
     return judgement
 
@@ -103,10 +101,6 @@ def _judge_mode(
 def _is_exact(difference: Difference, mode: Dropout) -> bool:
     """Whether neither rounding nor random masks can have caused the difference."""
     return difference.quantity not in _NUMBERS or (difference.quantity == "dropout" and mode == "off")
-
-
-def _is_clear(comparison: Comparison, difference: Difference) -> bool:
-    return any(h.share > _CLEARLY_BEYOND for h in comparison.beyond(difference.step))
 
 
 def _rounding(recording: Recording) -> float:
@@ -127,12 +121,6 @@ def _in_float64(runs: Runs, mode: Dropout, judgement: Judgement) -> Comparison |
         return None
     judgement.in_float64 = again
     return again
-
-
-def _is_vague(comparison: Comparison) -> bool:
-    """Whether a bound of a loss or gradient is too wide to show agreement, or any distance is large."""
-    vague = [h for h in comparison.checked if h.bound.value > VAGUE and h.measure.quantity in TELLING]
-    return bool(vague or comparison.doubtful())
 
 
 def _compare_outside_steps(runs: Runs, judgement: Judgement, original: Recording, ported: Recording) -> None:

@@ -1,4 +1,4 @@
-"""Runs a training script under the recorder in its own process, and reads the recording."""
+"""Runs a training script under the recorder in its own process, and reads the recording; the runs behind a verdict are each made once, when first needed."""
 
 from __future__ import annotations
 
@@ -13,17 +13,25 @@ import termios
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO, Literal, NamedTuple, NoReturn
 
 import portwright
 from portwright.errors import UserError
 from portwright.verify.command import Command, parse_command
-from portwright.verify.record_refusal import MARK
 from portwright.verify.recording import Recording, load
+
+MARK = "CannotRecord: "  # `launch` reads the reason after it
+
+
+def refuse(message: str, cure: str) -> NoReturn:
+    sys.stdout.flush()
+    print(f"{MARK}{message} | {cure}", file=sys.stderr, flush=True)
+    os._exit(3)
+
 
 PROGRESS = "progress"  # in the recording's folder: how many steps there are, as text
 FAILED_AT = "failed_at"  # also there: the line of the user's code that failed
@@ -88,16 +96,17 @@ def record(
         outcome = _watch(parsed, into, options, folder, Path(scratch))
     if (into / "recording.json").exists():
         recording = load(into)
-        if (outcome.failure is None and outcome.status == 0) or recording.run["rest"]:
+        if (not outcome.hung and outcome.status == 0) or recording.run["rest"]:
             return recording  # the steps are whole even if the process failed after them
     raise _explain(outcome, parsed, into)
 
 
-@dataclass(frozen=True)
-class _Outcome:
+class _Outcome(NamedTuple):
+    """How a recorded process ended, and the end of what it printed."""
+
     status: int
     tail: str
-    failure: str | None  # "hung", or None where the process ended by itself
+    hung: bool  # it made no step for too long, and was ended
 
 
 def _watch(command: Command, into: Path, options: Recorder, folder: Path, scratch: Path) -> _Outcome:
@@ -130,13 +139,15 @@ def _watch(command: Command, into: Path, options: Recorder, folder: Path, scratc
 def _follow(process: subprocess.Popen[bytes], into: Path, timeout_seconds: float) -> _Outcome:
     assert process.stdout is not None
     tail = _Tail(process.stdout)
-    failure = None
     try:
-        if not _wait(process, into / PROGRESS, timeout_seconds):
-            failure = "hung"
+        hung = not _wait(process, into / PROGRESS, timeout_seconds)
     finally:
-        _end_group(process)
-    return _Outcome(process.returncode, tail.text(), failure)
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(
+                process.pid, signal.SIGKILL
+            )  # with the processes that it started, which share its session
+        process.wait()
+    return _Outcome(process.returncode, tail.text(), hung)
 
 
 @contextmanager
@@ -187,13 +198,6 @@ def _wait(process: subprocess.Popen[bytes], progress: Path, timeout_seconds: flo
                 return False
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Kills the script with the processes that it started, which share its session."""
-    with suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
 class _Tail:
     """Reads all that a script prints, and keeps the end."""
 
@@ -233,7 +237,7 @@ def _explain(outcome: _Outcome, command: Command, into: Path) -> ScriptFailed:
     last = _last_words(outcome.tail)
     shown = command.shown
     is_refused = False
-    if outcome.failure == "hung":
+    if outcome.hung:
         message = f"'{shown}' made no step for too long, {where}; the last it said: {last}"
         cure = "Give a longer --timeout, or a command that trains at once on little data."
     elif outcome.status < 0:
@@ -256,3 +260,119 @@ def _explain(outcome: _Outcome, command: Command, into: Path) -> ScriptFailed:
         cure = "Run it alone from the same folder, and mend it first."
     tail = outcome.tail.rpartition("\n")[0] if is_refused else outcome.tail
     return ScriptFailed(message, cure, tail, num_steps, line, is_refused)
+
+
+Dropout = Literal["drawn", "off"]
+Dtype = Literal["as written", "float64"]
+Report = Callable[[str, int, int], None]  # what runs, steps done, steps asked for
+_REPORT_SECONDS = 0.2
+
+
+@dataclass
+class Runs:
+    """Runs both commands with one seed, and keeps the recordings in `scratch`."""
+
+    original_command: str | Sequence[str]
+    ported_command: str | Sequence[str]
+    scratch: Path
+    options: Recorder
+    report: Report | None = None
+    folder: Path | None = None
+    label: str = "port"
+    emulate: str = ""  # the target whose package is emulated for the port
+    _originals: dict[tuple[Dropout, Dtype, float], Recording] = field(default_factory=dict)
+    _ports: dict[tuple[Dropout, Dtype], Recording] = field(default_factory=dict)
+    # ports may be judged side by side
+    _originals_lock: threading.RLock = field(default_factory=threading.RLock)
+
+    def of_another_port(self, command: str | Sequence[str], label: str) -> Runs:
+        """Runs of another port, which share those of the original."""
+        return replace(self, ported_command=command, label=label, _ports={})
+
+    def original(self, dropout: Dropout, dtype: Dtype = "as written", perturb: float = 0.0) -> Recording:
+        key = (dropout, dtype, perturb)
+        with self._originals_lock:
+            if key not in self._originals:
+                words = "original, weights off by a rounding" if perturb else "original"
+                options = replace(self.options, dropout=dropout, dtype=dtype, perturb=perturb)
+                folder = self._original_folder(dropout, dtype, perturb)
+                self._originals[key] = self._record(words, self.original_command, folder, options)
+            return self._originals[key]
+
+    def ported(self, dropout: Dropout, dtype: Dtype = "as written") -> Recording:
+        key = (dropout, dtype)
+        if key not in self._ports:
+            self.original(dropout, dtype)
+            against = self._original_folder(dropout, dtype, 0.0)
+            options = replace(
+                self.options, dropout=dropout, dtype=dtype, against=against, emulate=self.emulate
+            )
+            folder = self.scratch / f"{self.label}-{dropout}-{dtype.replace(' ', '-')}"
+            self._ports[key] = self._record(self.label, self.ported_command, folder, options)
+        return self._ports[key]
+
+    def _original_folder(self, dropout: Dropout, dtype: Dtype, perturb: float) -> Path:
+        return self.scratch / f"original-{dropout}-{dtype.replace(' ', '-')}{'-perturbed' if perturb else ''}"
+
+    def _record(self, words: str, command: str | Sequence[str], into: Path, options: Recorder) -> Recording:
+        how = [words]
+        how += ["in float64"] if options.dtype == "float64" else []
+        how += ["dropout off"] if options.dropout == "off" else []
+        with _followed(into / PROGRESS, ", ".join(how), options.steps, self.report):
+            return record(command, into, options, self.folder)
+
+
+@contextmanager
+def _followed(progress: Path, words: str, steps: int, report: Report | None) -> Iterator[None]:
+    """Reports the progress of a run in the block."""
+    if report is None:
+        yield
+        return
+    is_over = threading.Event()
+    progress.unlink(missing_ok=True)
+
+    def follow(tell: Report = report) -> None:
+        while not is_over.wait(_REPORT_SECONDS):
+            try:
+                tell(words, int(progress.read_text() or 0), steps)
+            except (OSError, ValueError):  # not there yet, or half written
+                continue
+
+    report(words, 0, steps)
+    thread = threading.Thread(target=follow, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+@contextmanager
+def progress_on_stderr() -> Iterator[Report]:
+    """Shows progress: a bar on a terminal, one line a run elsewhere."""
+    from rich.console import Console
+
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        said: set[str] = set()
+
+        def tell(words: str, done: int, total: int) -> None:
+            if words not in said:
+                said.add(words)
+                print(f"running the {words}, {total} steps", file=sys.stderr)
+
+        yield tell
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as bars:
+        tasks: dict[str, object] = {}
+
+        def report(words: str, done: int, total: int) -> None:
+            if words not in tasks:
+                tasks[words] = bars.add_task(words, total=total)
+            bars.update(tasks[words], completed=done)  # type: ignore[arg-type]
+
+        yield report

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 
-from portwright.verify.matching_known import Known, Link, Modules, in_order
-from portwright.verify.matching_layout import Layout
+from portwright.verify.matching_known import Known, Layout, Link, Modules, in_order
 from portwright.verify.recording import MatchedBy
 
 # The parts, in their order in fused tensors.
@@ -24,41 +23,30 @@ _EDGE = r"(?:^|[._]|to_|w)"
 
 def match_rows(originals: list[Known], ported: list[Known]) -> Iterable[Link]:
     """Links tensors whose values are a slice of rows or columns of one tensor on the other side."""
-    yield from _joined_by_values(originals, ported)
-    yield from _cut_by_values(originals, ported)
+    for original, parts, permutation, axis in _wholes(originals, ported):
+        names = tuple(part.name for part in parts)
+        yield Link(original.name, names, Layout(permutation=permutation, joined=axis), "values")
+    for whole, parts, permutation, axis in _wholes(ported, originals):
+        # The axis of the port's tensor, which is permuted before it is cut.
+        along, start = axis if permutation is None else 1 - axis, 0
+        for part in parts:
+            cut = (along, start, start + part.shape[along])
+            yield Link(part.name, (whole.name,), Layout(permutation=permutation, cut=cut), "values")
+            start = cut[2]
 
 
-def _joined_by_values(originals: list[Known], ported: list[Known]) -> Iterable[Link]:
+def _wholes(
+    wholes: list[Known], others: list[Known]
+) -> Iterable[tuple[Known, list[Known], tuple[int, ...] | None, int]]:
+    """Tensors that some of the others make up along an axis; each other is used once."""
     used: set[str] = set()
-    for original in originals:
-        for axis in range(min(len(original.shape), 2)):
-            found = _find_parts(original, ported, axis, used)
-            if found is not None:
-                parts, permutation = found
-                used |= {part.name for part in parts}
-                names = tuple(part.name for part in parts)
-                yield Link(original.name, names, Layout(permutation=permutation, joined=axis), "values")
-                break
-
-
-def _cut_by_values(originals: list[Known], ported: list[Known]) -> Iterable[Link]:
-    used: set[str] = set()
-    for whole in ported:
+    for whole in wholes:
         for axis in range(min(len(whole.shape), 2)):
-            found = _find_parts(whole, originals, axis, used)
-            if found is None:
-                continue
-            parts, permutation = found
-            used |= {part.name for part in parts}
-            start = 0
-            for part in parts:
-                size = part.shape[axis] if permutation is None else part.shape[1 - axis]
-                cut = (axis, start, start + size)
-                if permutation is not None:  # axis of the port's tensor, which is permuted before it is cut
-                    cut = (1 - axis, start, start + size)
-                yield Link(part.name, (whole.name,), Layout(permutation=permutation, cut=cut), "values")
-                start += size
-            break
+            found = _find_parts(whole, others, axis, used)
+            if found is not None:
+                used |= {part.name for part in found[0]}
+                yield whole, *found, axis
+                break
 
 
 def _find_parts(

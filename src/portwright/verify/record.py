@@ -8,7 +8,7 @@ import hashlib
 import os
 import sys
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,15 +20,13 @@ from portwright.discover import peek_target
 from portwright.emulate import PACKAGES, is_emulated, lend
 from portwright.job.main_script import run_as_main
 from portwright.verify.hooks import install, is_users
-from portwright.verify.hooks_dtype import compute_in_float64, hook_float64, widen
+from portwright.verify.hooks_dtype import compute_in_float64, widen
 from portwright.verify.hooks_poptorch import count_real, record_emulated, record_when_loaded
-from portwright.verify.hooks_portwright import hook_portwright
-from portwright.verify.hooks_process import hook_processes, hook_saving
-from portwright.verify.launch import FAILED_AT, PROGRESS
+from portwright.verify.hooks_portwright import hook_portwright, hook_processes, hook_saving
+from portwright.verify.launch import FAILED_AT, PROGRESS, refuse
 from portwright.verify.record_data import Loading, hook_loaders
 from portwright.verify.record_links import Links
 from portwright.verify.record_names import Names
-from portwright.verify.record_refusal import refuse
 from portwright.verify.record_rest import speed_up_clocks
 from portwright.verify.record_run import describe_run, describe_schedulers, hook_run
 from portwright.verify.record_seeds import Streams
@@ -54,8 +52,6 @@ def main() -> NoReturn:
     hook_saving(watch, options.scratch)
     if options.dtype == "float64":
         compute_in_float64()
-    if options.dtype == "float64":
-        hook_float64()
     watch.rest.hook_printing()
     if options.perturb:
         speed_up_clocks()
@@ -86,8 +82,9 @@ def main() -> NoReturn:
                 "Give a command that trains in one process.",
             )
         if watch.vendor_calls:
+            counted = ", ".join(f"{number} calls of {name}" for name, number in watch.vendor_calls.items())
             refuse(
-                f"the script trained on a vendor's device ({_counted(watch.vendor_calls)}), where a recorder on the host sees no step.",
+                f"the script trained on a vendor's device ({counted}), where a recorder on the host sees no step.",
                 "Verify under the vendor's rules instead: portwright verify ... --emulate ipu.",
             )
         others = [title for name, title in _OTHER_FRAMEWORKS.items() if name in set(sys.modules) - ours]
@@ -229,7 +226,12 @@ def _write(
         folder=str(options.folder),
         seed=options.seed,
         asked_steps=options.steps,
-        versions=_versions(),
+        versions={
+            "python": ".".join(map(str, sys.version_info[:3])),
+            "torch": str(torch.__version__),
+            "numpy": np.__version__,
+            "portwright": portwright.__version__,
+        },
         tensors=tensors,
         steps=watch.steps,
         matches=links.matches,
@@ -258,15 +260,6 @@ def _project_sources() -> list[str]:
     return sorted(hashlib.sha256(file.read_bytes()).hexdigest() for file in found if file.is_file())
 
 
-def _versions() -> dict[str, str]:
-    return {
-        "python": ".".join(map(str, sys.version_info[:3])),
-        "torch": str(torch.__version__),
-        "numpy": np.__version__,
-        "portwright": portwright.__version__,
-    }
-
-
 def _where(watch: Watch) -> dict[str, Any]:
     devices = sorted({device for step in watch.steps for device in step.devices})
     vendors = [
@@ -281,10 +274,6 @@ def _where(watch: Watch) -> dict[str, Any]:
     if emulated:
         ran_on["emulated"] = emulated
     return ran_on
-
-
-def _counted(calls: Mapping[str, int]) -> str:
-    return ", ".join(f"{number} calls of {name}" for name, number in calls.items())
 
 
 if __name__ == "__main__":

@@ -140,7 +140,10 @@ class Batches:
 
         Those that share memory with what is fed, else each loader's newest, else the last batch that was evaluated.
         """
-        self._drop_inspected()
+        # An iterator that is deleted was only inspected, unless no other is left.
+        living = [key for key, batches in self._pending.items() if batches[-1].iterator() is not None]
+        if living:
+            self._pending = {key: self._pending[key] for key in living}
         pointers = {_memory_of(tensor) for tensor in fed} - {0}
         chosen: list[_Batch] = []
         shared: list[_Batch] = []
@@ -166,25 +169,13 @@ class Batches:
             if batch.origin.loader is self.first_fed_by and batch.origin.seeded:
                 self.seeds.append(batch.origin.seeded)
                 batch.origin.seeded = b""
-        self._forget(chosen)
+        for key, batches in list(self._pending.items()):
+            last = max((batch.number for batch in chosen if batch in batches), default=-1)
+            self._pending[key] = [b for b in batches if b.number > last and not b.is_evaluated]
+        self._pending = {key: batches for key, batches in self._pending.items() if batches}
         return [
             tensor for batch in sorted(chosen, key=lambda batch: batch.number) for tensor in batch.tensors
         ]
-
-    def _drop_inspected(self) -> None:
-        """Drops batches whose iterator is deleted (the script inspected one batch), unless no other iterator is left."""
-        living = [key for key, batches in self._pending.items() if batches[-1].iterator() is not None]
-        if living:
-            self._pending = {key: self._pending[key] for key in living}
-
-    def _forget(self, taken: list[_Batch]) -> None:
-        for key, batches in list(self._pending.items()):
-            last = max((batch.number for batch in taken if batch in batches), default=-1)
-            left = [batch for batch in batches if batch.number > last and not batch.is_evaluated]
-            if left:
-                self._pending[key] = left
-            else:
-                del self._pending[key]
 
 
 def _memory_of(tensor: torch.Tensor) -> int:

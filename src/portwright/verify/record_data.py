@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler, SubsetRandomSampler
 from torch.utils.data import dataloader as torch_loaders
 
+from portwright.patched import in_place_of
 from portwright.verify.record_batches import Pass
 from portwright.verify.record_steps import Watch
 
@@ -53,41 +53,39 @@ def hook_loaders(watch: Watch, convert: Callable[[Any], Any] | None = None) -> L
 
 
 def _hook_loader() -> None:
-    made = DataLoader.__init__
-    names = made.__code__.co_varnames[1 : made.__code__.co_argcount]
+    code = DataLoader.__init__.__code__
+    names = code.co_varnames[1 : code.co_argcount]
 
-    @functools.wraps(made)
-    def in_one_process(self: Any, *args: Any, **kwargs: Any) -> None:
+    @in_place_of(DataLoader, "__init__")
+    def in_one_process(made: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         given.update({name: value for name, value in _FORCED.items() if name in given})
         given.pop("multiprocessing_context", None)
         made(self, **given)
 
-    DataLoader.__init__ = in_one_process  # type: ignore[method-assign]
-
 
 def _hook_iterator(watch: Watch, loading: Loading, convert: Callable[[Any], Any] | None) -> None:
-    kind: Any = torch_loaders._SingleProcessDataLoaderIter
-    made, fetch, reset = kind.__init__, kind._next_data, kind._reset
+    kind = torch_loaders._SingleProcessDataLoaderIter
 
     def begin(self: Any, loader: Any) -> None:
         self._recorded_epoch, self._recorded_batch = loading.begin(loader.dataset), 0
         self.recorded_pass = Pass(loader, seeded=torch.get_rng_state().numpy().tobytes())
 
-    @functools.wraps(made)
-    def recorded_init(self: Any, loader: Any, *args: Any) -> None:
+    @in_place_of(kind, "__init__")
+    def recorded_init(made: Any, self: Any, loader: Any, *args: Any) -> None:
         begin(self, loader)
         loading.epoch = self._recorded_epoch
         with watch.streams.own("loader", self._recorded_epoch):
             made(self, loader, *args)
 
-    def recorded_reset(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+    @in_place_of(kind, "_reset")
+    def recorded_reset(reset: Any, self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
         begin(self, loader)
         with watch.streams.own("loader", self._recorded_epoch):
             reset(self, loader, *args, **kwargs)
 
-    @functools.wraps(fetch)
-    def recorded_fetch(self: Any) -> Any:
+    @in_place_of(kind, "_next_data")
+    def recorded_fetch(fetch: Any, self: Any) -> Any:
         outer = loading.epoch
         loading.epoch = self._recorded_epoch
         loading.depth += 1
@@ -110,12 +108,10 @@ def _hook_iterator(watch: Watch, loading: Loading, convert: Callable[[Any], Any]
             watch.batches.loaded(self, batch)
         return batch
 
-    kind.__init__, kind._next_data, kind._reset = recorded_init, recorded_fetch, recorded_reset
-
 
 def _hook_shuffling(watch: Watch, loading: Loading) -> None:
     """Makes every way to shuffle give the same order for an epoch and a length, since a port may use another one."""
-    drawn, randperm, num_permuted = RandomSampler.__iter__, torch.randperm, Counter[int]()
+    randperm, num_permuted = torch.randperm, Counter[int]()
 
     def permute(num_samples: int, epoch: int) -> torch.Tensor:
         generator = torch.Generator("cpu").manual_seed(watch.streams.derive("order", epoch))
@@ -124,7 +120,8 @@ def _hook_shuffling(watch: Watch, loading: Loading) -> None:
     def epoch_of(dataset: Any) -> int:
         return loading.epoch if loading.epoch is not None else loading.begin(dataset)
 
-    def in_random_order(self: Any) -> Iterator[int]:
+    @in_place_of(RandomSampler, "__iter__")
+    def in_random_order(drawn: Any, self: Any) -> Iterator[int]:
         num_samples, epoch = len(self.data_source), epoch_of(self.data_source)
         if not self.replacement and self.num_samples == num_samples:
             yield from permute(num_samples, epoch).tolist()
@@ -136,26 +133,21 @@ def _hook_shuffling(watch: Watch, loading: Loading) -> None:
         finally:
             self.generator = own
 
-    def in_subset_order(self: Any) -> Iterator[int]:
+    @in_place_of(SubsetRandomSampler, "__iter__")
+    def in_subset_order(drawn: Any, self: Any) -> Iterator[int]:
         for place in permute(len(self.indices), epoch_of(self)).tolist():
             yield self.indices[place]
 
-    distributed = DistributedSampler.__iter__
-
-    def in_distributed_order(self: Any) -> Iterator[int]:
+    @in_place_of(DistributedSampler, "__iter__")
+    def in_distributed_order(drawn: Any, self: Any) -> Any:
         if self.num_replicas != 1 or not self.shuffle:
-            return distributed(self)
+            return drawn(self)
         return iter(permute(len(self.dataset), epoch_of(self.dataset)).tolist())
 
-    @functools.wraps(randperm)
-    def permuted_by_hand(n: int, *args: Any, generator: Any = None, **kwargs: Any) -> torch.Tensor:
+    @in_place_of(torch, "randperm")
+    def permuted_by_hand(randperm: Any, n: int, *args: Any, generator: Any = None, **kwargs: Any) -> Any:
         if generator is not None or args or watch.streams.is_own or kwargs.get("out") is not None:
             return randperm(n, *args, generator=generator, **kwargs)
         num_permuted[int(n)] += 1
         order = permute(int(n), num_permuted[int(n)] - 1)
         return order.to(**{key: kwargs[key] for key in ("dtype", "device") if kwargs.get(key) is not None})
-
-    RandomSampler.__iter__ = in_random_order  # type: ignore[method-assign]
-    SubsetRandomSampler.__iter__ = in_subset_order  # type: ignore[method-assign]
-    DistributedSampler.__iter__ = in_distributed_order  # type: ignore[method-assign, assignment]
-    torch.randperm = permuted_by_hand  # type: ignore[assignment]

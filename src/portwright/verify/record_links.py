@@ -11,10 +11,10 @@ import numpy.typing as npt
 import torch
 
 from portwright.verify.matching import Known, Link, match_tensors
+from portwright.verify.record_digest import Sketcher
 from portwright.verify.record_names import Named
 from portwright.verify.record_seeds import Streams
 from portwright.verify.recording import Match, Recording, Tensor, load
-from portwright.verify.sketch import Sketcher
 
 Rehearsal = Callable[[], Mapping[int, int]]
 _STATISTICS = ("running_mean", "running_var", "num_batches_tracked")

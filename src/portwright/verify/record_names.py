@@ -232,7 +232,8 @@ def _variable_name(thing: Any) -> str:
 
 def _is_ours_or_torchs(file: str) -> bool:
     place = file.replace("\\", "/")
-    return "/torch/" in place or "/portwright/verify/" in place or "/portwright/runtime/" in place
+    ours = ("verify/", "runtime/", "patched.py")
+    return "/torch/" in place or any(f"/portwright/{part}" in place for part in ours)
 
 
 def rehearse(root: nn.Module, call: Callable[[], Any]) -> str | None:

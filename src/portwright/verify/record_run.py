@@ -6,7 +6,6 @@ over. Evaluations and saved files are noted as they happen.
 
 from __future__ import annotations
 
-import functools
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -18,6 +17,7 @@ import torch
 from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader, IterableDataset
 
+from portwright.patched import in_place_of
 from portwright.verify.hooks import is_users, line_of_caller
 from portwright.verify.record_batches import Pass
 from portwright.verify.record_steps import Watch
@@ -174,9 +174,21 @@ def _is_state(value: Any) -> bool:
 
 def hook_run(watch: Watch) -> None:
     """Records new schedulers, and the lines that ask for an accelerator where there is none."""
+
+    def keep(made: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+        made(self, *args, **kwargs)
+        watch.schedulers.append(self)
+
+    def ask(question: Any, *args: Any, **kwargs: Any) -> Any:
+        answer = question(*args, **kwargs)
+        if not answer and is_users(sys._getframe(2).f_code.co_filename):
+            line = line_of_caller(3)
+            if line not in watch.asked_for_accelerator:
+                watch.asked_for_accelerator.append(line)
+        return answer
+
     for name in _SCHEDULERS:
-        kind: Any = getattr(lr_scheduler, name)
-        kind.__init__ = _kept(kind.__init__, watch.schedulers)
+        in_place_of(getattr(lr_scheduler, name), "__init__")(keep)
     accelerator = getattr(torch, "accelerator", None)
     places: list[tuple[Any, str]] = [
         (torch.cuda, "is_available"),
@@ -186,26 +198,4 @@ def hook_run(watch: Watch) -> None:
     places += [(accelerator, name) for name in ("is_available", "current_accelerator", "device_count")]
     for owner, name in places:
         if hasattr(owner, name):
-            setattr(owner, name, _asked(watch, getattr(owner, name)))
-
-
-def _kept(made: Any, kept: list[Any]) -> Any:
-    @functools.wraps(made)
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        made(self, *args, **kwargs)
-        kept.append(self)
-
-    return init
-
-
-def _asked(watch: Watch, question: Any) -> Any:
-    @functools.wraps(question)
-    def ask(*args: Any, **kwargs: Any) -> Any:
-        answer = question(*args, **kwargs)
-        if not answer and is_users(sys._getframe(1).f_code.co_filename):
-            line = line_of_caller(2)
-            if line not in watch.asked_for_accelerator:
-                watch.asked_for_accelerator.append(line)
-        return answer
-
-    return ask
+            in_place_of(owner, name)(ask)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from portwright.data.seeding import derive_seed, seed_process
+from portwright.patched import in_place_of
 
 
 class Streams:
@@ -86,16 +87,13 @@ class Streams:
         np.random.seed = self._guard("numpy", np.random.seed)
         random.seed = self._guard("random", random.seed)
         torch.seed = torch.random.seed = lambda: torch.manual_seed(0).initial_seed()
-        default_rng = np.random.default_rng
 
-        @functools.wraps(default_rng)
-        def seeded_rng(seed: Any = None) -> Any:
+        @in_place_of(np.random, "default_rng")
+        def seeded_rng(default_rng: Any, seed: Any = None) -> Any:
             if seed is None:
                 self._num_generators += 1
                 seed = self.derive("generator", self._num_generators)
             return default_rng(seed)
-
-        np.random.default_rng = seeded_rng
 
     def _guard(self, name: str, seeding: Any) -> Any:
         @functools.wraps(seeding)

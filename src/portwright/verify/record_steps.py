@@ -12,14 +12,13 @@ import torch
 from torch import nn
 
 from portwright.verify.record_batches import Batches
-from portwright.verify.record_digest import digest, sums, walk
+from portwright.verify.record_digest import Sketcher, digest, sums, walk
 from portwright.verify.record_links import Links, Rehearsal
 from portwright.verify.record_names import Named, Names, is_lazy, rehearse
 from portwright.verify.record_open import Mark, OpenStep, graph_of, leaves_of, plain_options
 from portwright.verify.record_rest import Rest
 from portwright.verify.record_seeds import Streams
 from portwright.verify.recording import Draw, Group, ModuleOutput, Step
-from portwright.verify.sketch import Sketcher
 
 _BIG_BUFFER = 2**16  # elements; a larger buffer is read again only if torch counts a write to it
 

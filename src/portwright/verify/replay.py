@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from portwright.errors import UnsupportedError
-from portwright.verify.read_numbers import iter_read_numbers
 from portwright.verify.step_plan import StepPlan
 from portwright.verify.tape import Entry
-from portwright.verify.tensor_trees import iter_tensors, replace_tensors
+from portwright.verify.tensor_trees import iter_read_numbers, iter_tensors, replace_tensors
 from portwright.watching.place import Place
 
 _PLAIN = re.compile(r"\W+")

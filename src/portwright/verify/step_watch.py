@@ -23,9 +23,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
 from portwright.job.main_script import run_as_main
-from portwright.verify.devices_apart import NoAccelerator
 from portwright.verify.step_plan import StepPlan, feed_what_changes, plan_step
-from portwright.verify.tape import HostRead, Tape, memory_of, state_of
+from portwright.verify.tape import HostRead, NoAccelerator, Tape, memory_of, state_of
 
 _MOST_PASSES = 16  # backward passes without an optimizer or a changed parameter
 _MOST_UPDATES = 50  # of other optimizers before the wanted one
@@ -108,16 +107,9 @@ class StepWatch:
 
     # -- events --------------------------------------------------------------------------------------------
 
-    def _before_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self.tape.backwards:  # else a closure computes the gradients inside the update
-            self._on_update(optimizer)
-
-    def _after_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if self.tape.backwards:
-            self._on_update(optimizer)
-
-    def _on_update(self, optimizer: Optimizer) -> None:
-        if self._done:
+    def _on_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        """Called before an update and after it, since a closure may compute the gradients inside of it."""
+        if self._done or not self.tape.backwards:
             return
         if not any(optimizer is known for known in self._updating):
             self._updating.append(optimizer)
@@ -202,8 +194,8 @@ class StepWatch:
     def _install(self) -> None:
         tape, undo = self.tape, self._undo
         for handle in (
-            register_optimizer_step_pre_hook(self._before_update),
-            register_optimizer_step_post_hook(self._after_update),
+            register_optimizer_step_pre_hook(self._on_update),
+            register_optimizer_step_post_hook(self._on_update),
         ):
             undo.callback(handle.remove)
         call = nn.Module.__call__

@@ -1,4 +1,4 @@
-"""Records what a training script computes, from the batch to the tensor that it calls backward on.
+"""Records what a training script computes on the CPU, whatever device it names, from the batch to the tensor that it calls backward on.
 
 Each call of a module is one entry, and so is each torch function outside modules; so a loss written as arithmetic is
 recorded like a loss module.
@@ -17,11 +17,73 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from portwright.verify.devices_apart import on_the_cpu
-from portwright.verify.read_numbers import follow_number, iter_read_numbers
-from portwright.verify.tensor_trees import iter_tensors, replace_tensors
+from portwright.verify.tensor_trees import follow_number, iter_read_numbers, iter_tensors, replace_tensors
 from portwright.watching.place import Place
 from portwright.watching.places import PlaceFinder
+
+_TO = (Tensor.to, Tensor.type)
+
+
+def on_the_cpu(
+    func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Changes CUDA to CPU in a call's arguments; the caller replaces Tensor.cuda."""
+    device = kwargs.get("device")
+    if _is_cuda(device):
+        kwargs = {**kwargs, "device": "cpu"}
+    if func in _TO:
+        args = tuple("cpu" if _is_cuda(arg) else arg for arg in args)
+    return args, kwargs
+
+
+def _is_cuda(value: Any) -> bool:
+    if isinstance(value, torch.device):
+        return value.type == "cuda"
+    return isinstance(value, str) and (value == "cuda" or value.startswith("cuda:"))
+
+
+class NoAccelerator:
+    """Stands in for torch.accelerator on versions of torch without it, and answers that there is none."""
+
+    @staticmethod
+    def is_available() -> bool:
+        return False
+
+    @staticmethod
+    def device_count() -> int:
+        return 0
+
+    @staticmethod
+    def current_accelerator(check_available: bool = False) -> None:
+        return None
+
+
+class OnDevice(TorchFunctionMode):
+    """Inside a step: replaces CPU and GPU, as the script names them, by the device of the step."""
+
+    def __init__(self, device: torch.device) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if self._is_host(kwargs.get("device")):
+            kwargs = {**kwargs, "device": self._device}
+        if func in _TO and len(args) > 1 and self._is_host(args[1]):
+            args = (args[0], self._device, *args[2:])
+        if func is Tensor.cuda:
+            return args[0].to(self._device)
+        return func(*args, **kwargs)
+
+    @staticmethod
+    def _is_host(value: Any) -> bool:
+        is_cpu = (
+            value.type == "cpu"
+            if isinstance(value, torch.device)
+            else isinstance(value, str) and value == "cpu"
+        )
+        return is_cpu or _is_cuda(value)
+
 
 _READS = frozenset(
     {"item", "tolist", "numpy", "__float__", "__int__", "__bool__", "__index__"}

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from portwright.graph.capturing.factory import converting_fakes
+from portwright.graph.capturing.hosts import converting_fakes
 
 
 class Tied(nn.Module):

@@ -14,7 +14,7 @@ from portwright.graph.capturing.capture import capture
 from portwright.graph.graph import Graph
 from portwright.graph.inputs import TensorSpec
 from portwright.graph.picture import make_page
-from portwright.graph.plans.host_modes import measure_streamed, streamed_layers
+from portwright.graph.plans.fit import measure_streamed, streamed_layers
 from portwright.graph.plans.optimizer_state import OptimizerCost
 from portwright.graph.plans.plan import Plan, make_plan
 from portwright.graph.plans.report import report

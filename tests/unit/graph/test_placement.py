@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from portwright.graph.plans.placement import Rectangle, place, share_cores
+from portwright.graph.plans.estimate import Rectangle, place, share_cores
 
 WAFER = (757, 996)
 

@@ -22,7 +22,7 @@ from portwright.graph.plans.optimizer_state import OptimizerCost
 from portwright.graph.plans.plan import Plan, make_plan
 from portwright.graph.plans.report import report
 from portwright.target import Hardware
-from portwright.targets.csx.hardware import hardware as cs2
+from portwright.targets.csx import hardware as cs2
 
 BOX = Hardware("a box", 10**9, ("resident",), {})
 FOUR_CHIPS = Hardware("four chips", 4 * 10**6, ("layer_pipelined",), {}, num_cores=400, num_chips=4)

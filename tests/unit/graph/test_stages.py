@@ -7,7 +7,7 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from portwright.graph.plans.stages import Stage, can_split, split_stages
+from portwright.graph.plans.load import Stage, can_split, split_stages
 
 
 def split(

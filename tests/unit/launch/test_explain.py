@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from portwright.cli.explain import explain_log as command
+from portwright.cli.launch import explain_log as command
 from portwright.errors import UserError
 from portwright.launch.explain import explain_log, explain_text, read_log, scan_log, write_report
 from portwright.launch.log_scan import BLOCK_BYTES, KnownError, load_errors

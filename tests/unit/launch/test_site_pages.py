@@ -4,7 +4,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from portwright.cli.sites import complete_sites, sites
+from portwright.cli.launch import complete_sites, sites
 from portwright.errors import UserError
 from portwright.launch import site_pages
 from portwright.launch.site_files import SHIPPED, load_site

@@ -13,8 +13,8 @@ from portwright.discover import find_targets, get_target, peek_target
 from portwright.errors import UnsupportedError, UserError
 from portwright.job.runconfig import RunConfig
 from portwright.job.target_list import describe_targets, provide_environment
-from portwright.targets.csx.cirh import read_cirh
 from portwright.targets.csx.cluster import explain_cluster_error, read_settings
+from portwright.targets.csx.refusal import read_cirh
 
 
 @pytest.fixture(autouse=True)

@@ -25,7 +25,7 @@ from portwright.runtime.precision import resolve_precision
 from portwright.runtime.world import Launch
 from portwright.target import JobSpec, Session
 from portwright.targets import hpu
-from portwright.verify.place import find_place
+from portwright.verify.proof import find_place
 from portwright.watching.random_states import capture_rng, restore_rng, seed_all
 
 STAND_IN = Path(__file__).parents[2] / "fixtures" / "habana_stand_in"

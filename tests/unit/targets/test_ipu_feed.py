@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from portwright.data.loader import ResumableLoader
 from portwright.errors import UserError
 from portwright.runtime.fixed_shape import check_constants, signature_of
-from portwright.targets.ipu.feed import TrainingFeed, join
+from portwright.targets.ipu.step import TrainingFeed, join
 
 
 def make_feed(

@@ -20,7 +20,7 @@ from portwright.job.params import load_params
 from portwright.runtime.backend import TorchBackend
 from portwright.runtime.metrics import AccuracyMetric, Metric
 from portwright.target import CompilerSession, JobSpec, Session, Stretch
-from portwright.targets.ipu.backend import IpuBackend
+from portwright.targets.ipu.session import IpuBackend
 
 
 class Net(nn.Module):

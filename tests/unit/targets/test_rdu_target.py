@@ -16,10 +16,9 @@ from portwright.discover import get_target
 from portwright.errors import ExitStatus, NonFiniteError, PortwrightError, UnsupportedError, UserError
 from portwright.job.arguments import parse_arguments
 from portwright.target import CompilerSession, JobSpec
-from portwright.targets.rdu.backend import RduBackend
 from portwright.targets.rdu.program import name_tensors, refusals
 from portwright.targets.rdu.section import RduSection, read_settings
-from portwright.targets.rdu.session import RduSession
+from portwright.targets.rdu.session import RduBackend, RduSession
 
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")  # of torch, when mkldnn is switched off
 FC_MNIST = contract.FC_MNIST

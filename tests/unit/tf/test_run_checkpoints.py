@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from portwright.cli.checkpoint_list import describe_checkpoints
+from portwright.cli.commands import describe_checkpoints
 from portwright.errors import UserError
 from portwright.tensorflow.run_checkpoints import find_given, list_checkpoints, take_weights
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from portwright.verify.launch import Recorder, ScriptFailed
+from portwright.verify.launch import Recorder, Runs, ScriptFailed
 from portwright.verify.recording import (
     Draw,
     Group,
@@ -20,7 +20,6 @@ from portwright.verify.recording import (
     Tensor,
     TensorDigest,
 )
-from portwright.verify.runs import Runs
 
 SHAPES = {"first.weight": (8, 6), "first.bias": (8,), "last.weight": (4, 8), "last.bias": (4,)}
 OPTIONS: dict[str, Any] = {"lr": 0.1, "momentum": 0.0, "weight_decay": 0.0, "foreach": None}

@@ -10,9 +10,8 @@ from made_recordings import SHAPES, make, with_step
 from portwright.verify.compare import compare
 from portwright.verify.compare_exact import initial_differences, option_differences, same_batch
 from portwright.verify.diagnose import first_difference
-from portwright.verify.measure import measure
+from portwright.verify.measure import Noise, base_bound, measure
 from portwright.verify.recording import Draw, Group, Match, ModuleOutput, Recording, Tensor, TensorDigest
-from portwright.verify.tolerance import Noise, base_bound
 
 
 def part(original, ported, perturbed=None):

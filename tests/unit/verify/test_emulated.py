@@ -11,8 +11,7 @@ import pytest
 
 from portwright.errors import UserError
 from portwright.verify.api import verify
-from portwright.verify.place import find_place
-from portwright.verify.proof import Proof
+from portwright.verify.proof import Proof, find_place
 from portwright.verify.recording import Recording, Step
 
 pytestmark = pytest.mark.usefixtures("warm_recorder")

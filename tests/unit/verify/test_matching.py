@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from portwright.verify.matching import Known, Link, match_tensors
-from portwright.verify.matching_layout import Layout, find_layout
+from portwright.verify.matching_known import Layout, find_layout
 
 
 def known_of(model: nn.Module, x: torch.Tensor | None = None, prefix: str = "") -> list[Known]:

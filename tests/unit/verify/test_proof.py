@@ -14,8 +14,7 @@ from portwright.errors import UserError
 from portwright.verify.api import make_proof
 from portwright.verify.difference import number
 from portwright.verify.judge import judge
-from portwright.verify.place import find_place
-from portwright.verify.proof import Proof
+from portwright.verify.proof import Proof, find_place
 from portwright.verify.proof_page import make_page, write_page
 from portwright.verify.proof_text import render, show_losses
 

@@ -6,8 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from portwright.verify.record_digest import Sketcher
 from portwright.verify.recording import SKETCH_SIZE
-from portwright.verify.sketch import Sketcher
 
 SIZES = st.integers(0, 5000)
 

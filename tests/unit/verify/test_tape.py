@@ -13,10 +13,16 @@ import torch
 from torch import nn
 
 from portwright.errors import UnsupportedError
-from portwright.verify.read_numbers import ReadFloat, ReadInt, follow_number, iter_read_numbers
 from portwright.verify.replay import ReplayedStep, call_from
 from portwright.verify.step_watch import NoTrainingError, StepWatch, WatchedStep
-from portwright.verify.tensor_trees import iter_tensors, replace_tensors
+from portwright.verify.tensor_trees import (
+    ReadFloat,
+    ReadInt,
+    follow_number,
+    iter_read_numbers,
+    iter_tensors,
+    replace_tensors,
+)
 
 HEAD = """
 import torch

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode, resolve_name
 
 from portwright.emulate.poptorch import _losses
-from portwright.graph.capturing.trace import tensors_in
+from portwright.graph.capturing.hosts import tensors_in
 
 if TYPE_CHECKING:
     from portwright.emulate.poptorch._watch import Watch

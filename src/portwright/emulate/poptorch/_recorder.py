@@ -27,7 +27,7 @@ from portwright.emulate.poptorch._program import (
     set_random_state,
     written_arguments,
 )
-from portwright.graph.capturing.trace import tensors_in
+from portwright.graph.capturing.hosts import tensors_in
 
 if TYPE_CHECKING:
     from portwright.emulate.poptorch._watch import Watch

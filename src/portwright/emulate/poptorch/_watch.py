@@ -19,9 +19,9 @@ from portwright.emulate.poptorch import _losses, _placement, poptorch_core
 from portwright.emulate.poptorch._errors import refuse
 from portwright.emulate.poptorch._logging import logger
 from portwright.emulate.poptorch._placement import Placement, Tag
-from portwright.graph.capturing.guesses import guess_shape
+from portwright.graph.capturing.hosts import tensors_in
 from portwright.graph.capturing.tape import Tape, storage_id
-from portwright.graph.capturing.trace import tensors_in
+from portwright.graph.capturing.trace import guess_shape
 from portwright.graph.graph import Graph, Kind, Module, Node
 from portwright.graph.kernels import Verdict
 from portwright.graph.match import Refusal, match

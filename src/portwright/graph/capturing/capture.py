@@ -23,15 +23,12 @@ from torch.nn.parameter import is_lazy
 
 from portwright.base_model import LossModule, split_loss
 from portwright.errors import UserError
-from portwright.graph.capturing.factory import ConstructionMode, lend_fakes
-from portwright.graph.capturing.hosts import Hosts
+from portwright.graph.capturing.hosts import ConstructionMode, Hosts, lend_fakes
 from portwright.graph.capturing.tape import Tape
 from portwright.graph.capturing.trace import Recorder
-from portwright.graph.capturing.trace_calls import CallWatch, watch_lists
-from portwright.graph.capturing.trace_modules import watch_modules
-from portwright.graph.graph import Graph, Module, Stop
+from portwright.graph.capturing.trace_calls import CallWatch, watch_lists, watch_modules
+from portwright.graph.graph import Graph, Module, Stop, mark_repeats
 from portwright.graph.inputs import TensorSpec, map_tensors
-from portwright.graph.repeats import mark_repeats
 from portwright.layers.plain_ops import plain_ops
 from portwright.watching.places import PlaceFinder
 from portwright.watching.random_states import untouched_rng
@@ -77,7 +74,10 @@ def capture(
                     with ConstructionMode(hosts), torch.no_grad():
                         model.call(inputs)  # their sizes follow from the first batch
                 stack.enter_context(lend_fakes(model.net, fake_mode))
-                _name_weights(model.net, tape)
+                for name, parameter in model.net.named_parameters():
+                    tape.add_given(parameter, "parameter", name, name.rpartition(".")[0])
+                for name, buffer in model.net.named_buffers():
+                    tape.add_given(buffer, "buffer", name, name.rpartition(".")[0])
                 modules = tuple(_list_modules(model.net))
                 paths = {id(part): path for path, part in model.net.named_modules()}
                 model.train(trains)
@@ -85,8 +85,7 @@ def capture(
             if not fuses_attention:
                 stack.enter_context(sdpa_kernel(SDPBackend.MATH))
                 stack.enter_context(plain_ops())
-            around = _around_forward(casts, trains)
-            loss = _run_step(model, inputs, around, tape, hosts, info)
+            loss = _run_step(model, inputs, casts or nullcontext(), trains, tape, hosts, info)
         except UserError:
             raise
         except (Exception, SystemExit) as error:
@@ -111,7 +110,8 @@ def capture(
 def _run_step(
     model: Callable[[Any], Any],
     inputs: Any,
-    around: AbstractContextManager[bool],
+    casts: AbstractContextManager[Any],
+    trains: bool,
     tape: Tape,
     hosts: Hosts,
     info: dict[str, Any],
@@ -120,7 +120,7 @@ def _run_step(
     call = model.call if isinstance(model, LossModule) else model
     watch = CallWatch(tape, hosts, in_step=True)
     with Recorder(tape, hosts), watch, watch_lists(watch):
-        with around as trains:
+        with casts, torch.set_grad_enabled(trains):
             result = call(inputs)
             loss = _find_loss(result, trains, info)
         if loss is None:
@@ -141,12 +141,6 @@ def _run_step(
                 accumulate_grad=True,
             )
         return index
-
-
-@contextmanager
-def _around_forward(casts: AbstractContextManager[Any] | None, trains: bool) -> Iterator[bool]:
-    with casts or nullcontext(), torch.set_grad_enabled(trains):
-        yield trains
 
 
 def _find_loss(result: Any, trains: bool, info: dict[str, Any]) -> Tensor | None:
@@ -208,13 +202,6 @@ def _make(model_factory: Callable[[], Any], tape: Tape, hosts: Hosts) -> Any:
             "Return a PyTorchBaseModel, an nn.Module, or a function of a batch.",
         )
     return made
-
-
-def _name_weights(net: nn.Module, tape: Tape) -> None:
-    for name, parameter in net.named_parameters():
-        tape.add_given(parameter, "parameter", name, name.rpartition(".")[0])
-    for name, buffer in net.named_buffers():
-        tape.add_given(buffer, "buffer", name, name.rpartition(".")[0])
 
 
 def _make_batch(batch: Any, tape: Tape) -> tuple[Any, int]:

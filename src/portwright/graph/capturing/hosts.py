@@ -1,4 +1,4 @@
-"""Tensors that a step makes on the host.
+"""Tensors that a step makes on the host, and the model itself, made without allocating its weights.
 
 On an accelerator the weights and the batch are on the device, and `torch.arange(8)` inside of forward is not: it is an
 ordinary tensor of the CPU, which may be read and printed, and which may not meet a tensor of the device unless it is
@@ -7,13 +7,18 @@ moved there. Under capture the host's tensors are real where they are small, and
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes
+from torch.nn.parameter import is_lazy
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
+
+from portwright.patched import patched
 
 _MARK = "_portwright_on_host"
 _MOST_REAL_ELEMENTS = 4096
@@ -49,18 +54,18 @@ class Hosts:
     def run(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Computes on the host."""
         result = self.compute(func, args, kwargs)
-        for tensor in _tensors(result):
+        for tensor in tensors_in((result,)):
             if isinstance(tensor, FakeTensor):
                 setattr(tensor, _MARK, True)
         return result
 
     def compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         """Computes real results where the tensors are real and small, else fake ones."""
-        given = _tensors((args, kwargs))
+        given = tensors_in((*args, *kwargs.values()))
         if not any(isinstance(t, FakeTensor) for t in given):
             is_small = sum(t.numel() for t in given) <= _MOST_REAL_ELEMENTS
             if not given:
-                is_small = sum(t.numel() for t in _tensors(func(*args, **kwargs))) <= _MOST_REAL_ELEMENTS
+                is_small = sum(t.numel() for t in tensors_in((func(*args, **kwargs),))) <= _MOST_REAL_ELEMENTS
             if is_small:
                 with _disable_current_modes():
                     return func(*args, **kwargs)
@@ -84,11 +89,92 @@ class Hosts:
         return tensor
 
 
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, list | tuple):
-        return [tensor for part in value for tensor in _tensors(part)]
-    if isinstance(value, dict):
-        return [tensor for part in value.values() for tensor in _tensors(part)]
-    return []
+def tensors_in(values: Iterable[Any]) -> list[Tensor]:
+    """The tensors among arguments or results, nested ones too."""
+    found: list[Tensor] = []
+    for value in values:
+        if isinstance(value, Tensor):
+            found.append(value)
+        elif isinstance(value, list | tuple):
+            found += tensors_in(value)
+    return found
+
+
+class ConstructionMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Makes large tensors fake and small ones real, since models read those, such as a linspace of dropout rates."""
+
+    def __init__(self, hosts: Hosts) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._hosts = hosts
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = self._hosts.compute(func, args, kwargs or {})
+        for tensor in tensors_in((result,)):
+            if not isinstance(tensor, FakeTensor):
+                self._hosts.note_device(tensor)
+        return result
+
+
+@contextmanager
+def lend_fakes(module: nn.Module, fake_mode: FakeTensorMode) -> Iterator[None]:
+    """Puts fake tensors in place of a module's real weights and buffers inside the block."""
+    taken: list[tuple[dict[str, Any], str, Tensor]] = []
+    modes = [(part, part.training) for part in module.modules()]
+    fakes: dict[int, Tensor] = {}
+    try:
+        for part in module.modules():
+            places: tuple[dict[str, Any], ...] = (part._parameters, part._buffers)
+            for held in places:
+                for name, tensor in list(held.items()):
+                    if tensor is None or isinstance(tensor, FakeTensor) or is_lazy(tensor):
+                        continue
+                    if id(tensor) not in fakes:
+                        fakes[id(tensor)] = fake_mode.from_tensor(tensor)
+                    taken.append((held, name, tensor))
+                    held[name] = fakes[id(tensor)]
+        yield
+    finally:
+        for place, name, tensor in taken:
+            place[name] = tensor
+        for part, training in modes:
+            part.training = training
+
+
+@contextmanager
+def converting_fakes() -> Iterator[None]:
+    """Lets models convert themselves while they are made."""
+    original: Any = nn.Module._apply
+    converted: dict[
+        int, tuple[nn.Parameter, nn.Parameter]
+    ] = {}  # the old one is kept, so that its id stays its own
+
+    def apply(self: Any, fn: Callable[[Any], Any], recurse: bool = True) -> Any:
+        if not any(isinstance(p, FakeTensor) for p in self.parameters(recurse)):
+            return original(self, fn, recurse)
+        is_outermost = not active
+        active.append(self)
+        try:
+            for child in self.children() if recurse else ():
+                child._apply(fn)
+            for name, parameter in self._parameters.items():
+                if parameter is not None and id(parameter) not in converted:
+                    with torch.no_grad():
+                        changed = fn(parameter)
+                    made = (
+                        parameter if changed is parameter else nn.Parameter(changed, parameter.requires_grad)
+                    )
+                    converted[id(parameter)] = (parameter, made)
+                if parameter is not None:
+                    self._parameters[name] = converted[id(parameter)][1]
+            for name, buffer in self._buffers.items():
+                if buffer is not None:
+                    self._buffers[name] = fn(buffer)
+        finally:
+            active.pop()
+            if is_outermost:
+                converted.clear()
+        return self
+
+    active: list[nn.Module] = []
+    with patched(nn.Module, "_apply", apply):
+        yield

@@ -6,6 +6,7 @@ import bisect
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import cache
 from types import CodeType
 from typing import Any
 
@@ -18,14 +19,11 @@ from portwright.watching.place import Place
 from portwright.watching.places import PlaceFinder
 
 _MARK = "_portwright_value"
-_dtype_names: dict[torch.dtype, str] = {}
 
 
+@cache
 def dtype_name(dtype: torch.dtype) -> str:
-    name = _dtype_names.get(dtype)
-    if name is None:
-        name = _dtype_names[dtype] = str(dtype).removeprefix("torch.")
-    return name
+    return str(dtype).removeprefix("torch.")
 
 
 class Tape:
@@ -82,10 +80,6 @@ class Tape:
         for tensor, gradient in self._gradients:
             tensor.grad = gradient
 
-    def note_read(self, value: int, node: int) -> None:
-        """A forward node reads a weight."""
-        self._readers.setdefault(value, node)
-
     def alias(self, tensor: Tensor, of: Tensor) -> None:
         """Notes another object of the same tensor, as autograd makes by detach."""
         self._bind(tensor, self.index(of))
@@ -122,7 +116,7 @@ class Tape:
         if self.phase == "forward":
             for number in inputs:
                 if self.values[number].kind == "parameter":
-                    self.note_read(number, index)
+                    self._readers.setdefault(number, index)
         self.nodes.append(
             Node(index, op, self.phase, plain_args, plain_kwargs, tuple(inputs), tuple(outputs), module, place, call, forward)
         )  # fmt: skip
@@ -132,10 +126,9 @@ class Tape:
         self.has_guessed = True
         self.add_stop(kind, op, message)
 
-    def add_stop(self, kind: Any, op: str, message: str, place: Place | None = None) -> None:
+    def add_stop(self, kind: Any, op: str, message: str) -> None:
         """Records a stop once for each place."""
-        if place is None:
-            place, _ = self.place()
+        place, _ = self.place()
         stop = Stop(kind, op, self.module, place, message)
         if not any((s.kind, s.op, s.place) == (kind, op, place) for s in self.stops):
             self.stops.append(stop)

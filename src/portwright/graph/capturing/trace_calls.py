@@ -1,21 +1,30 @@
-"""Notes which torch function the user's code called, and when a tensor leaves the device."""
+"""Notes which torch function the user's code called, which module is running, and when a tensor leaves the device."""
 
 from __future__ import annotations
 
+import functools
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode, resolve_name
 from torch.utils._device import _device_constructors
 from torch.utils._python_dispatch import _disable_current_modes
 
-from portwright.graph.capturing.hosts import Hosts
+from portwright.graph.capturing.hosts import Hosts, tensors_in
 from portwright.graph.capturing.tape import Tape
+from portwright.patched import patched
+
+
+@functools.cache
+def _name(func: Any) -> str:
+    return str(resolve_name(func) or getattr(func, "__name__", ""))
 
 
 class CallWatch(TorchFunctionMode):
@@ -28,7 +37,6 @@ class CallWatch(TorchFunctionMode):
     def __init__(self, tape: Tape, hosts: Hosts, in_step: bool) -> None:
         super().__init__()
         self.tape, self.hosts, self.in_step = tape, hosts, in_step
-        self._names: dict[Any, str] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -40,7 +48,7 @@ class CallWatch(TorchFunctionMode):
         tape, hosts = self.tape, self.hosts
         outer_call, outer_makes = tape.call, hosts.makes
         # Tensors that a call makes inside, as torch.triu makes positions, are where its arguments are.
-        given = list(_tensors((*args, *kwargs.values())))
+        given = tensors_in((*args, *kwargs.values()))
         hosts.makes = self.in_step and all(map(hosts.has, given))
         is_plain = bool(given) and hosts.makes and not any(tensor.requires_grad for tensor in given)
         if kwargs.get("device") is not None:
@@ -48,19 +56,13 @@ class CallWatch(TorchFunctionMode):
             kwargs = {**kwargs, "device": self.real_device(kwargs["device"])}
         elif (default := _default_device()) is not None and func in _device_constructors():
             kwargs = {**kwargs, "device": self.real_device(default)}
-        tape.call = outer_call or self._name(func)
+        tape.call = outer_call or _name(func)
         try:
             # A target decomposes ops above autograd, but not those of the host.
             with torch._C._AutoDispatchBelowAutograd() if is_plain else nullcontext():
                 return func(*args, **kwargs)
         finally:
             tape.call, hosts.makes = outer_call, outer_makes
-
-    def _name(self, func: Any) -> str:
-        name = self._names.get(func)
-        if name is None:
-            name = self._names[func] = resolve_name(func) or getattr(func, "__name__", "")
-        return name
 
     def is_host(self, device: Any) -> bool:
         if isinstance(device, str):
@@ -116,14 +118,6 @@ def _default_device() -> torch.device | None:
     """What torch.set_default_device was given; to ask torch would make a tensor there."""
     context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
     return None if context is None else context.device
-
-
-def _tensors(values: Any) -> Iterator[Tensor]:
-    for value in values:
-        if isinstance(value, Tensor):
-            yield value
-        elif isinstance(value, list | tuple):
-            yield from _tensors(value)
 
 
 def _to(watch: CallWatch, func: Any, args: Any, kwargs: Any) -> _Outcome:
@@ -246,8 +240,55 @@ def watch_lists(watch: CallWatch) -> Iterator[None]:
             listed = [listed] * size
         return listed
 
-    FakeTensor.tolist = tolist  # type: ignore[method-assign, assignment]
-    try:
+    with patched(FakeTensor, "tolist", tolist):
         yield
-    finally:
-        FakeTensor.tolist = original  # type: ignore[method-assign]
+
+
+_LIBRARIES = ("torch.", "portwright.layers.", "portwright.losses.")
+_names: WeakKeyDictionary[type[nn.Module], str | None] = WeakKeyDictionary()
+
+
+@contextmanager
+def watch_modules(tape: Tape, paths: dict[int, str]) -> Iterator[None]:
+    """Keeps the tape's stack of running modules; modules that are not the model's own belong to the one that calls them.
+
+    Compiled modules run uncompiled, so that their ops are seen.
+    """
+    original = nn.Module.__call__
+    thread = threading.get_ident()
+
+    @functools.wraps(original)
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() != thread:
+            return original(module, *args, **kwargs)
+        written = getattr(module, "_orig_mod", None)
+        if isinstance(written, nn.Module):
+            return written(*args, **kwargs)
+        path = paths.get(id(module))
+        tape.modules.append((tape.module if path is None else path, _library_name(module)))
+        outer, tape.call = tape.call, ""
+        try:
+            return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        except Exception:
+            if tape.failed_module is None:
+                tape.failed_module = tape.module
+            raise
+        finally:
+            tape.call = outer
+            tape.modules.pop()
+
+    with patched(nn.Module, "__call__", call):
+        yield
+
+
+def _library_name(module: nn.Module) -> str | None:
+    """The class of a library whose code a module runs; '' for code of the user's, None for a container of modules."""
+    kind = type(module)
+    if kind not in _names:
+        owner = next((c for c in kind.__mro__ if "forward" in vars(c)), kind)
+        name = f"{owner.__module__}.{owner.__qualname__}"
+        if owner.__module__ == nn.Sequential.__module__:
+            _names[kind] = None
+        else:
+            _names[kind] = name if name.startswith(_LIBRARIES) else ""
+    return _names[kind]

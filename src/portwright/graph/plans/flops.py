@@ -154,16 +154,6 @@ def _broadcast(a: Shape, b: Shape) -> list[int]:
     return [max(x, y) if min(x, y) else 0 for x, y in zip(longer, padded, strict=True)]
 
 
-def _first_two(graph: Graph, node: Node) -> int:
-    shapes = _shapes(graph, node)
-    return _matmul(shapes[0], shapes[1])
-
-
-def _last_two(graph: Graph, node: Node) -> int:
-    shapes = _shapes(graph, node)
-    return _matmul(shapes[1], shapes[2])
-
-
 def _linear(graph: Graph, node: Node) -> int:
     x, weight = _shapes(graph, node)[:2]
     return 2 * math.prod(x) * (weight[0] if len(weight) > 1 else 1)
@@ -191,11 +181,6 @@ def _convolution_backward(graph: Graph, node: Node) -> int:
     return sum(bool(flag) for flag in wanted[:2]) * _convolve(x, weight, gradient, is_transposed)
 
 
-def _attention(graph: Graph, node: Node) -> int:
-    query, key, value = _shapes(graph, node)[:3]
-    return _attend(query, key, value)[0]
-
-
 def _attend(query: Shape, key: Shape, value: Shape) -> tuple[int, int]:
     """Products of the forward pass, and of the backward pass of a kernel that keeps no scores and computes them again."""
     batch = math.prod(query[:-2])
@@ -206,21 +191,14 @@ def _attend(query: Shape, key: Shape, value: Shape) -> tuple[int, int]:
     return scores + mixed, 3 * scores + 2 * mixed
 
 
-def _attention_backward(graph: Graph, node: Node) -> int:
-    _, query, key, value = _shapes(graph, node)[:4]
-    return _attend(query, key, value)[1]
-
-
-def _head_losses(graph: Graph, node: Node) -> int:
+def _head(hidden: Shape, weight: Shape) -> int:
     """An output layer and its loss in one (portwright.losses.chunked)."""
-    hidden, weight = _shapes(graph, node)[:2]
     return 2 * hidden[0] * math.prod(weight)
 
 
 def _head_loss_and_gradients(graph: Graph, node: Node) -> int:
     """The same and its gradients: a product more for each matrix that needs one."""
-    hidden, weight = _shapes(graph, node)[1:3]
-    return 2 * hidden[0] * math.prod(weight) * (1 + sum(bool(needed) for needed in node.args[-1][:2]))
+    return _head(*_shapes(graph, node)[1:3]) * (1 + sum(bool(needed) for needed in node.args[-1][:2]))
 
 
 def _recurrent(graph: Graph, node: Node) -> int:
@@ -233,10 +211,12 @@ def _recurrent(graph: Graph, node: Node) -> int:
 
 _PRODUCTS: dict[str, Callable[[Graph, Node], int]] = {
     **dict.fromkeys(
-        ("mm", "bmm", "matmul", "mv", "dot", "vdot", "inner", "_scaled_mm", "_int_mm"), _first_two
+        ("mm", "bmm", "matmul", "mv", "dot", "vdot", "inner", "_scaled_mm", "_int_mm"),
+        lambda graph, node: _matmul(*_shapes(graph, node)[:2]),
     ),
     **dict.fromkeys(
-        ("addmm", "addmm_", "addbmm", "baddbmm", "baddbmm_", "addmv", "_addmm_activation"), _last_two
+        ("addmm", "addmm_", "addbmm", "baddbmm", "baddbmm_", "addmv", "_addmm_activation"),
+        lambda graph, node: _matmul(*_shapes(graph, node)[1:3]),
     ),
     "linear": _linear,
     **dict.fromkeys(
@@ -263,7 +243,7 @@ _PRODUCTS: dict[str, Callable[[Graph, Node], int]] = {
             "_scaled_dot_product_cudnn_attention",
             "_scaled_dot_product_fused_attention_overrideable",
         ),
-        _attention,
+        lambda graph, node: _attend(*_shapes(graph, node)[:3])[0],
     ),
     **dict.fromkeys(
         (
@@ -273,9 +253,9 @@ _PRODUCTS: dict[str, Callable[[Graph, Node], int]] = {
             "_scaled_dot_product_cudnn_attention_backward",
             "_scaled_dot_product_fused_attention_overrideable_backward",
         ),
-        _attention_backward,
+        lambda graph, node: _attend(*_shapes(graph, node)[1:4])[1],
     ),
-    "head_losses": _head_losses,
+    "head_losses": lambda graph, node: _head(*_shapes(graph, node)[:2]),
     "head_loss_and_gradients": _head_loss_and_gradients,
     **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu", "mkldnn_rnn_layer"), _recurrent),
     **flops_tensorflow.PRODUCTS,

@@ -44,31 +44,28 @@ def _matmul(graph: Graph, node: Node) -> int:
     return 2 * math.prod(_out(graph, node)) * inner
 
 
-def _convolution(graph: Graph, node: Node) -> int:
-    """Each place of the output takes the whole filter of its channel: HWIO, whose input channels are those of one group."""
-    kernel = _shape(graph, node, 1)
-    return 2 * math.prod(_out(graph, node)) * math.prod(kernel[:-1])
+def _convolutions(kind: str, ndims: Sequence[str], channels: int) -> dict[str, Callable[[Graph, Node], int]]:
+    """A convolution and its gradients: each place of the output takes the whole filter of its channel.
 
+    The filter's last `channels` dimensions belong to the output: HWIO has one, whose input channels are those of one group;
+    HWIM two, since each of the output's channels comes from one of the input's.
+    """
 
-def _convolution_back_to_input(graph: Graph, node: Node) -> int:
-    return 2 * math.prod(_shape(graph, node, 2)) * math.prod(_shape(graph, node, 1)[:-1])
+    def product(places: Shape, weights: Shape) -> int:
+        return 2 * math.prod(places) * math.prod(weights[:-channels])
 
-
-def _convolution_back_to_filter(graph: Graph, node: Node) -> int:
-    return 2 * math.prod(_shape(graph, node, 2)) * math.prod(_out(graph, node)[:-1])
-
-
-def _depthwise(graph: Graph, node: Node) -> int:
-    """HWIM: each of the output's channels comes from one of the input's."""
-    return 2 * math.prod(_out(graph, node)) * math.prod(_shape(graph, node, 1)[:-2])
-
-
-def _depthwise_back_to_input(graph: Graph, node: Node) -> int:
-    return 2 * math.prod(_shape(graph, node, 2)) * math.prod(_shape(graph, node, 1)[:-2])
-
-
-def _depthwise_back_to_filter(graph: Graph, node: Node) -> int:
-    return 2 * math.prod(_shape(graph, node, 2)) * math.prod(_out(graph, node)[:-2])
+    counts: dict[str, Callable[[Graph, Node], int]] = {
+        "": lambda graph, node: product(_out(graph, node), _shape(graph, node, 1)),
+        "BackpropInput": lambda graph, node: product(_shape(graph, node, 2), _shape(graph, node, 1)),
+        "BackpropFilter": lambda graph, node: product(_shape(graph, node, 2), _out(graph, node)),
+    }
+    names = [kind.format(n) for n in ndims]
+    return {
+        f"{name}{way}{version}": count
+        for name in names
+        for way, count in counts.items()
+        for version in ("", "V2")[: 1 + bool(way)]
+    }
 
 
 def _einsum(graph: Graph, node: Node) -> int:
@@ -93,17 +90,7 @@ def _einsum(graph: Graph, node: Node) -> int:
 
 PRODUCTS: dict[str, Callable[[Graph, Node], int]] = {
     **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "SparseMatMul"), _matmul),
-    **dict.fromkeys(("Conv", "Conv2D", "Conv3D"), _convolution),
-    **dict.fromkeys(
-        ("Conv2DBackpropInput", "Conv2DBackpropInputV2", "Conv3DBackpropInput", "Conv3DBackpropInputV2"),
-        _convolution_back_to_input,
-    ),
-    **dict.fromkeys(
-        ("Conv2DBackpropFilter", "Conv2DBackpropFilterV2", "Conv3DBackpropFilter", "Conv3DBackpropFilterV2"),
-        _convolution_back_to_filter,
-    ),
-    "DepthwiseConv2dNative": _depthwise,
-    "DepthwiseConv2dNativeBackpropInput": _depthwise_back_to_input,
-    "DepthwiseConv2dNativeBackpropFilter": _depthwise_back_to_filter,
+    **_convolutions("Conv{}", ("", "2D", "3D"), 1),
+    **_convolutions("DepthwiseConv{}Native", ("2d",), 2),
     "Einsum": _einsum,
 }

@@ -288,19 +288,14 @@ def _estimates(load: Load, fit: Fit, machine: Hardware, optimizer: OptimizerCost
             (math.floor(0.8 * fit.largest_batch), math.ceil(1.25 * fit.largest_batch)),
             "that of the bytes",
         )
-    if fit.rectangles and machine.fabric is not None:
-        estimates.update(_fabric_estimates(load, fit, machine))
+    if fit.rectangles and machine.fabric is not None and fit.shares is not None:
+        estimates |= {
+            "total_utilization": estimate_utilization(
+                load.products, fit.shares, fit.rectangles, machine.fabric
+            ),
+            "estimated_deltat": estimate_cycles(load.products, load.wanted_cores, fit.shares),
+        }
     return estimates
-
-
-def _fabric_estimates(load: Load, fit: Fit, machine: Hardware) -> dict[str, Estimate]:
-    fabric = machine.fabric
-    assert fabric is not None
-    assert fit.shares is not None
-    return {
-        "total_utilization": estimate_utilization(load.products, fit.shares, fit.rectangles, fabric),
-        "estimated_deltat": estimate_cycles(load.products, load.wanted_cores, fit.shares),
-    }
 
 
 def _changes(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from portwright.graph.match import Refusal
 from portwright.graph.plans.plan import Plan
 from portwright.job.sizes import show_bytes, show_count
 
+_FITS = {True: "yes", False: "no", None: "not known"}
 _MOST_REFUSALS = 50
 _MOST_SWAPS = 20
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -39,24 +39,26 @@ def _one(plan: Plan) -> list[str]:
     lines = [_verdict(plan), *_refusals(plan), ""]
     memory, flops = plan.memory, plan.flops
     batch = plan.graph.batch_size
+    copies = f" (and {show_bytes(memory.weight_copies)} of copies)" if memory.weight_copies else ""
     lines += [
         f"mode          {plan.fit.mode}: {plan.fit.why_mode}",
-        f"fits          {_fits(plan)}: {plan.fit.why}",
+        f"fits          {_FITS[plan.fit.fits]}: {plan.fit.why}",
         *_how_to_ask(plan),
         f"parameters    {plan.graph.num_parameters:,}",
         f"FLOPs/sample  {show_count(flops.total.total)} (forward {show_count(flops.forward.total)}, "
         f"backward {show_count(flops.backward.total)}); optimizer {show_count(plan.update_flops)} a step",
-        f"memory        weights {show_bytes(memory.weights)}{_copies(plan)}, optimizer {show_bytes(memory.optimizer)}"
+        f"memory        weights {show_bytes(memory.weights)}{copies}, optimizer {show_bytes(memory.optimizer)}"
         f" ({plan.optimizer.name or 'none'}), gradients {show_bytes(memory.gradients)}, "
         f"activations {show_bytes(memory.activations)} at most, for a batch of {batch}",
-        f"largest batch {_largest(plan)}",
+        f"largest batch {plan.fit.batch_note or f'{plan.fit.largest_batch:,} (estimated)'}",
     ]
     for name, label in (("total_utilization", "utilization   "), ("estimated_deltat", "cycles/sample ")):
         if name in plan.estimates:
             estimate = plan.estimates[name]
             low, high = estimate.interval
             lines.append(f"{label}{_number(estimate.value)} (estimated, {_number(low)} to {_number(high)})")
-    lines.append(f"kernels       {plan.report.label}; {_counts(plan)}")
+    counts = ", ".join(f"{count} {how}" for how, count in sorted(plan.report.counts.items()))
+    lines.append(f"kernels       {plan.report.label}; {counts}")
     lines += [*_swaps(plan), "", *_layers(plan), *_stages(plan)]
     lines += _bullets("what to change", plan.changes)
     return [*lines, *_bullets("notes", plan.notes)]
@@ -107,24 +109,6 @@ def _swaps(plan: Plan) -> list[str]:
     return [*lines, f"  and {len(swaps) - _MOST_SWAPS} more"] if len(swaps) > _MOST_SWAPS else lines
 
 
-def _fits(plan: Plan) -> str:
-    return {True: "yes", False: "no", None: "not known"}[plan.fit.fits]
-
-
-def _copies(plan: Plan) -> str:
-    return f" (and {show_bytes(plan.memory.weight_copies)} of copies)" if plan.memory.weight_copies else ""
-
-
-def _largest(plan: Plan) -> str:
-    if plan.fit.largest_batch is None:
-        return plan.fit.batch_note
-    return f"{plan.fit.largest_batch:,} (estimated)"
-
-
-def _counts(plan: Plan) -> str:
-    return ", ".join(f"{count} {how}" for how, count in sorted(plan.report.counts.items()))
-
-
 def _refusals(plan: Plan) -> list[str]:
     lines = []
     refused = plan.report.refused
@@ -155,15 +139,6 @@ def _times(refusal: Refusal) -> str:
     return f" ({said})" if said else ""
 
 
-@dataclass(frozen=True)
-class _Line:
-    """Rows of the table that are printed as one."""
-
-    name: str
-    kind: str
-    indices: tuple[int, ...]
-
-
 def _layers(plan: Plan) -> list[str]:
     columns: list[tuple[str, Callable[[int], float], Callable[[float], str]]] = [
         ("parameters", lambda i: plan.parameters_of[i], show_count),
@@ -180,27 +155,25 @@ def _layers(plan: Plan) -> list[str]:
         columns.append(
             ("of work", lambda i: plan.flops.of(i).total / total if total else 0.0, lambda v: f"{v:.1%}")
         )
-    folded = _fold(plan)
     table = [["layer", "kind", *(name for name, _, _ in columns)]]
-    for line in folded:
-        values = [show(sum(value(i) for i in line.indices)) for _, value, show in columns]
-        table.append([line.name, line.kind, *values])
+    for name, kind, indices in _fold(plan):
+        values = [show(sum(value(i) for i in indices)) for _, value, show in columns]
+        table.append([name, kind, *values])
     everything = [show(sum(value(i) for i in range(len(plan.rows)))) for _, value, show in columns]
     return _align([*table, ["all", "", *everything]], left=2)
 
 
-def _fold(plan: Plan) -> list[_Line]:
-    """Neighbours with the same sizes and the same name but for one number become one line: layers.0-11 x12."""
-    lines: list[_Line] = []
+def _fold(plan: Plan) -> Iterator[tuple[str, str, tuple[int, ...]]]:
+    """Name, kind and numbers of the layers that are one line: neighbours with the same sizes and the same name but for one
+    number are layers.0-11 x12."""
     start = 0
     while start < len(plan.rows):
         period, count = _repetition(plan, start)
         for offset in range(period):
             indices = tuple(start + offset + k * period for k in range(count))
             first, last = plan.rows[indices[0]], plan.rows[indices[-1]]
-            lines.append(_Line(_range_name(first.name, last.name, count), first.kind, indices))
+            yield _range_name(first.name, last.name, count), first.kind, indices
         start += period * count
-    return lines
 
 
 def _repetition(plan: Plan, start: int) -> tuple[int, int]:
@@ -280,7 +253,7 @@ def _side_by_side(plans: dict[str, Plan]) -> list[str]:
     rows: list[tuple[str, Callable[[Plan], str]]] = [
         ("machine", lambda p: p.machine.name),
         ("supported", lambda p: "yes" if p.supported else f"no, {len(p.report.refused)} refused"),
-        ("fits", _fits),
+        ("fits", lambda p: _FITS[p.fit.fits]),
         ("mode", lambda p: p.fit.mode),
         ("parameters", lambda p: show_count(p.graph.num_parameters)),
         ("FLOPs/sample", lambda p: show_count(p.flops.total.total)),

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from portwright.discover import FRAMEWORKS, find_all_models, find_targets, get_target
 from portwright.errors import UserError, suggest
 from portwright.graph.plans.fit import parse_mode
+from portwright.job.framework import imports_of
 from portwright.job.sizes import parse_bytes
 from portwright.target import Hardware, Target
 
@@ -83,28 +83,12 @@ def framework_of(request: Request) -> str:
         return FRAMEWORKS[0]  # its loader explains what is wrong
     beside = [path for path in sorted(script.parent.glob("*.py")) if path != script]
     for file in (script, *beside):
-        imported = set(_imports(file))
-        if "portwright.tensorflow" in imported or any(
-            name.split(".")[0] == "tensorflow" for name in imported
-        ):
+        imported = imports_of(file)
+        if not imported.isdisjoint(("tensorflow", "portwright.tensorflow")):
             return "tensorflow"
-        if any(name.split(".")[0] == "torch" for name in imported):
+        if "torch" in imported:
             return "pytorch"
     return FRAMEWORKS[0]
-
-
-def _imports(file: Path) -> Iterator[str]:
-    """Full names that a file imports anywhere; none of one that is no Python."""
-    try:
-        tree = ast.parse(file.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
 @dataclass(frozen=True)

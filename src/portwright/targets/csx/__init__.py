@@ -13,12 +13,35 @@ from pydantic import BaseModel, ConfigDict
 
 from portwright.job.vendor_env import explain_missing, find_usable
 from portwright.needs import read_answers
-from portwright.target import Backend, Flag, Target
-from portwright.targets.csx.environment import ENVIRONMENT
-from portwright.targets.csx.hardware import hardware
+from portwright.target import Backend, Flag, Hardware, Target
+from portwright.targets.csx.cluster import ENVIRONMENT
 
 if TYPE_CHECKING:
     from portwright.graph.kernels import KernelTable
+
+
+_PSC = "PSC Neocortex system specifications"
+
+
+def hardware() -> Hardware:
+    """The machine that `plan` measures a model against."""
+    return Hardware(
+        name="CS-2 (WSE-2)",
+        memory_bytes=40 * 10**9,
+        modes=("layer_pipelined", "weight_streaming"),
+        num_cores=850_000,
+        core_memory_bytes=48 * 1024,
+        fabric=(757, 996),
+        io_bytes_per_second=1.2e12 / 8,
+        sources={
+            "memory_bytes": f"{_PSC}: 40 GB of SRAM on the chip",
+            "num_cores": _PSC,
+            "core_memory_bytes": "ALCF documentation: 48 KB a core",
+            "fabric": "PSC Neocortex SDK commands: 757 x 996 usable cores",
+            "io_bytes_per_second": f"{_PSC}: 1.2 Tb/s of system I/O",
+            "modes": "PSC Neocortex, Developing for the CS-2: execution modes",
+        },
+    )
 
 
 class ForeignSection(BaseModel):

@@ -14,12 +14,12 @@ from portwright.errors import UnsupportedError
 from portwright.job.vendor_env import find_known
 from portwright.target import JobSpec
 from portwright.targets.csx.cluster import (
+    ENVIRONMENT,
     ClusterSettings,
     apply_backend_keys,
     make_cluster_config,
     read_settings,
 )
-from portwright.targets.csx.environment import ENVIRONMENT
 
 if TYPE_CHECKING:
     from portwright.targets.csx.session import CsxSession
@@ -78,9 +78,7 @@ def open_backend(flags: Mapping[str, Any], job: JobSpec, settings: ClusterSettin
     folder = _plain_path(job.artifact_dir)
     if wanted == "CPU":
         return cstorch.backend("CPU", artifact_dir=folder)
-    # pip's wrapper on PATH drops the exit status, so that a refused step would look accepted.
-    tools = str(Path(cstorch.__file__).parent / "lib")
-    os.environ["PATH"] = os.pathsep.join([tools, *os.environ.get("PATH", "").split(os.pathsep)])
+    put_tools_first(cstorch)
     options: dict[str, Any] = {"artifact_dir": folder}
     if flags.get("validate_only") or (flags.get("compile_only") and settings.address is None):
         options["validate_only"] = True
@@ -94,6 +92,12 @@ def open_backend(flags: Mapping[str, Any], job: JobSpec, settings: ClusterSettin
     # Else the SDK cuts the folders of sys.path off the file names in its debug information, and we could not find the files.
     os.environ["LTC_IR_DEBUG_ROOT_PATH"] = ""
     return backend
+
+
+def put_tools_first(cstorch: Any) -> None:
+    """Puts the SDK's tools before pip's wrapper on PATH, which drops the exit status: a refused step would look accepted."""
+    tools = str(Path(cstorch.__file__).parent / "lib")
+    os.environ["PATH"] = os.pathsep.join([tools, os.environ.get("PATH", "")])
 
 
 def _plain_path(folder: Path | None) -> str:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from portwright.patched import patched
+
 HALF = torch.float16  # the SDK's default; cbfloat16 and bfloat16 are settings
 
 _HALF_NN = [
@@ -158,7 +160,7 @@ def mixed_precision() -> Iterator[None]:
         for owner, name, wrap in _replacements():
             original = getattr(owner, name, None)
             if original is not None:
-                stack.enter_context(_replaced(owner, name, wrap(original)))
+                stack.enter_context(patched(owner, name, wrap(original)))
         yield
 
 
@@ -184,50 +186,39 @@ def _replacements() -> Iterator[tuple[Any, str, _Wrap]]:
     yield torch.autocast, "__init__", _refusing_the_device
 
 
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    own = vars(owner)
-    before = own.get(name)
-    setattr(owner, name, value)
-    try:
-        yield
-    finally:
-        if before is None:  # inherited, as most of Tensor's methods are
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
-
-
 def _is_active() -> bool:
     """Whether a call is above autograd: below it torch's Python kernels call the same functions, which must not cast."""
     return not torch._C._dispatch_tls_is_dispatch_key_excluded(torch._C.DispatchKey.AutogradFunctionality)
 
 
-def _casting(dtype: torch.dtype, output: torch.dtype | None = None) -> _Wrap:
+def _around(call: Callable[..., Any]) -> _Wrap:
+    """A wrapper of functions: `call` gets the function and its arguments, where a call is above autograd."""
+
     def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if not _is_active():
-                return function(*args, **kwargs)
-            args, kwargs = _cast_all(dtype, args, kwargs)
-            result = function(*args, **kwargs)
-            return _cast(result, output) if output is not None else result
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return call(function, *args, **kwargs) if _is_active() else function(*args, **kwargs)
 
-        return call
+        return wrapped
 
     return wrap
 
 
-def _promoting(function: Callable[..., Any]) -> Callable[..., Any]:
+def _casting(dtype: torch.dtype, output: torch.dtype | None = None) -> _Wrap:
+    def call(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        args, kwargs = _cast_all(dtype, args, kwargs)
+        result = function(*args, **kwargs)
+        return _cast(result, output) if output is not None else result
+
+    return _around(call)
+
+
+@_around
+def _promoting(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Half and single precision together become single; other combinations are left to torch."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if _is_active() and _dtypes((*args, *kwargs.values())) == {torch.float16, torch.float32}:
-            args, kwargs = _cast_all(torch.float32, args, kwargs)
-        return function(*args, **kwargs)
-
-    return call
+    if _dtypes((*args, *kwargs.values())) == {torch.float16, torch.float32}:
+        args, kwargs = _cast_all(torch.float32, args, kwargs)
+    return function(*args, **kwargs)
 
 
 def _checking_in_one_precision(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -242,41 +233,32 @@ def _checking_in_one_precision(function: Callable[..., Any]) -> Callable[..., An
     return call
 
 
-def _refusing_the_device(function: Callable[..., Any]) -> Callable[..., Any]:
+@_around
+def _refusing_the_device(
+    function: Callable[..., Any], self: Any, device_type: str, *args: Any, **kwargs: Any
+) -> Any:
     """Autocast does not know the SDK's device, which under capture is called the CPU; so it is refused."""
-
-    @functools.wraps(function)
-    def call(self: Any, device_type: str, *args: Any, **kwargs: Any) -> Any:
-        if _is_active() and device_type == "cpu":
-            raise RuntimeError(
-                "torch.autocast does not know the device ('unsupported scalarType'); "
-                "take it out of the step, where mixed precision is always on"
-            )
-        return function(self, device_type, *args, **kwargs)
-
-    return call
+    if device_type == "cpu":
+        raise RuntimeError(
+            "torch.autocast does not know the device ('unsupported scalarType'); "
+            "take it out of the step, where mixed precision is always on"
+        )
+    return function(self, device_type, *args, **kwargs)
 
 
-def _promoting_sequence(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def call(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        if _is_active() and {t.dtype for t in tensors} == {torch.float16, torch.float32}:
-            tensors = [_cast(t, torch.float32) for t in tensors]
-        return function(tensors, *args, **kwargs)
-
-    return call
+@_around
+def _promoting_sequence(function: Callable[..., Any], tensors: Any, *args: Any, **kwargs: Any) -> Any:
+    if {t.dtype for t in tensors} == {torch.float16, torch.float32}:
+        tensors = [_cast(t, torch.float32) for t in tensors]
+    return function(tensors, *args, **kwargs)
 
 
-def _following_the_first(function: Callable[..., Any]) -> Callable[..., Any]:
+@_around
+def _following_the_first(function: Callable[..., Any], first: Tensor, *args: Any, **kwargs: Any) -> Any:
     """An in-place method keeps the precision of the tensor that it changes."""
-
-    @functools.wraps(function)
-    def call(first: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if _is_active() and first.dtype in (torch.float16, torch.float32):
-            args, kwargs = _cast_all(first.dtype, args, kwargs)
-        return function(first, *args, **kwargs)
-
-    return call
+    if first.dtype in (torch.float16, torch.float32):
+        args, kwargs = _cast_all(first.dtype, args, kwargs)
+    return function(first, *args, **kwargs)
 
 
 def _cast_all(

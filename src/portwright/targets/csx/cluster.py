@@ -1,10 +1,12 @@
-"""The settings by which the SDK reaches a cluster, and explanations where it cannot."""
+"""The environment of Cerebras's SDK, separate because the SDK pins torch 2.4.0; the settings by which it reaches a cluster, and
+explanations where it cannot."""
 
 from __future__ import annotations
 
 import os
 import re
 import socket
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +14,19 @@ from typing import Any
 
 from portwright.errors import UnsupportedError, UserError
 from portwright.job.runconfig import RunConfig
+from portwright.job.vendor_env import VendorEnvironment
 
+ENVIRONMENT = VendorEnvironment(
+    target="csx",
+    title="the Cerebras SDK",
+    module="cerebras.pytorch",
+    distribution="cerebras_pytorch",
+    version="2.10.0",
+    python=(3, 11),
+    machine="x86_64",
+    requirements=Path(__file__).with_name("requirements.txt"),
+    size="6 GB, a few minutes",
+)
 # The cluster's address and certificates, written by the installer of a user node; CSCONFIG_PATH names another file.
 CONFIG_FILE = Path("/opt/cerebras/config_v2")
 _ADDRESS = re.compile(r"(?P<host>[A-Za-z0-9_.-]+|\[[0-9A-Fa-f:]+\]):(?P<port>[0-9]{1,5})")
@@ -54,11 +68,9 @@ class ClusterSettings:
 
 def explain_cluster_error(error: BaseException, settings: ClusterSettings) -> UnsupportedError | None:
     """An error of the SDK about its cluster, in one line; None for any other error."""
-    trace, is_cluster = error.__traceback__, type(error).__name__ == "ClusterConfigError"
-    while trace is not None and not is_cluster:
-        is_cluster = f"{os.sep}cerebras{os.sep}appliance{os.sep}" in trace.tb_frame.f_code.co_filename
-        trace = trace.tb_next
-    if not is_cluster:
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    is_raised_there = any(f"{os.sep}cerebras{os.sep}appliance{os.sep}" in file for file in files)
+    if type(error).__name__ != "ClusterConfigError" and not is_raised_there:
         return None
     line = next(
         (" ".join(line.split()) for line in str(error).splitlines() if line.strip()), type(error).__name__

@@ -5,7 +5,8 @@ The conditions were learned by asking SDK 2.10.0 (tests/vendor/refresh.py); quot
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 from portwright.graph.graph import Graph, Node, Ref, Value
@@ -18,6 +19,19 @@ CONSTRAINTS: dict[str, Constraint] = {}
 def constraint(function: Constraint) -> Constraint:
     CONSTRAINTS[function.__name__] = function
     return function
+
+
+def refuses(reason: str) -> Callable[[Callable[[Graph, Node], bool]], Constraint]:
+    """A constraint that says for which nodes it refuses, always with the same reason."""
+
+    def make(is_refused: Callable[[Graph, Node], bool]) -> Constraint:
+        @wraps(is_refused)
+        def check(graph: Graph, node: Node) -> str | None:
+            return reason if is_refused(graph, node) else None
+
+        return constraint(check)
+
+    return make
 
 
 def tensor(graph: Graph, given: Any) -> Value | None:
@@ -49,12 +63,10 @@ def find_everywhere(graph: Graph, node: Node) -> str | None:
     return None
 
 
-@constraint
-def not_64_bit(graph: Graph, node: Node) -> str | None:
+@refuses("it has no 64-bit integer form: \"unsupported dtype: 'i64'\"")
+def not_64_bit(graph: Graph, node: Node) -> bool:
     """integers have at most 32 bits"""
-    if any(graph.values[i].dtype == "int64" for i in node.inputs):
-        return "it has no 64-bit integer form: \"unsupported dtype: 'i64'\""
-    return None
+    return any(graph.values[i].dtype == "int64" for i in node.inputs)
 
 
 @constraint
@@ -66,12 +78,10 @@ def not_in_place_on_half(graph: Graph, node: Node) -> str | None:
     return None
 
 
-@constraint
-def not_half(graph: Graph, node: Node) -> str | None:
+@refuses("mixed precision gives it half precision, which the SDK refuses here")
+def not_half(graph: Graph, node: Node) -> bool:
     """its input is in single precision"""
-    if any(value.dtype == "float16" for value in tensors(graph, node.args)):
-        return "mixed precision gives it half precision, which the SDK refuses here"
-    return None
+    return any(value.dtype == "float16" for value in tensors(graph, node.args))
 
 
 @constraint
@@ -100,14 +110,12 @@ def integers_padded_with_integers(graph: Graph, node: Node) -> str | None:
     return f"{value.dtype} is padded with the floating-point number {fill}, which is not lowered"
 
 
-@constraint
-def integers_scaled_by_integers(graph: Graph, node: Node) -> str | None:
+@refuses("integers are scaled by a floating-point number: \"unsupported input dtype: 'f64'\"")
+def integers_scaled_by_integers(graph: Graph, node: Node) -> bool:
     """integers are scaled by integers"""
     value = tensor(graph, node.args[0])
     scales = (argument(node, "beta", 3, 1), argument(node, "alpha", 4, 1))
-    if value is None or is_floating(value) or not any(isinstance(scale, float) for scale in scales):
-        return None
-    return "integers are scaled by a floating-point number: \"unsupported input dtype: 'f64'\""
+    return value is not None and not is_floating(value) and any(isinstance(scale, float) for scale in scales)
 
 
 @constraint
@@ -138,21 +146,17 @@ def one_precision(graph: Graph, node: Node) -> str | None:
     return None if len(dtypes) < 2 else f"it mixes {' and '.join(sorted(dtypes))}"
 
 
-@constraint
-def not_a_mask(graph: Graph, node: Node) -> str | None:
+@refuses('"Subtraction, the `-` operator, with a bool tensor is not supported"')
+def not_a_mask(graph: Graph, node: Node) -> bool:
     """no input is bool"""
-    if any(value.dtype == "bool" for value in tensors(graph, node.args)):
-        return '"Subtraction, the `-` operator, with a bool tensor is not supported"'
-    return None
+    return any(value.dtype == "bool" for value in tensors(graph, node.args))
 
 
-@constraint
-def has_dimensions(graph: Graph, node: Node) -> str | None:
+@refuses('its input is a scalar tensor, which is not lowered: "input tensor cannot be scalar"')
+def has_dimensions(graph: Graph, node: Node) -> bool:
     """its input has at least one dimension"""
     value = tensor(graph, node.args[0]) if node.args else None
-    if value is not None and not value.shape:
-        return 'its input is a scalar tensor, which is not lowered: "input tensor cannot be scalar"'
-    return None
+    return value is not None and not value.shape
 
 
 @constraint
@@ -188,11 +192,10 @@ def _wants_rank(graph: Graph, node: Node, rank: int) -> str | None:
     return f"its input has {len(value.shape)} dimensions, and only {rank} are lowered"
 
 
-@constraint
-def no_broadcast(graph: Graph, node: Node) -> str | None:
+@refuses('it broadcasts: "requires the same type for all operands and result"')
+def no_broadcast(graph: Graph, node: Node) -> bool:
     """its inputs have one shape"""
-    shapes = {value.shape for value in tensors(graph, node.args)}
-    return None if len(shapes) == 1 else 'it broadcasts: "requires the same type for all operands and result"'
+    return len({value.shape for value in tensors(graph, node.args)}) != 1
 
 
 @constraint
@@ -213,13 +216,11 @@ def keeps_dims(graph: Graph, node: Node) -> str | None:
     return None
 
 
-@constraint
-def keeps_its_shape(graph: Graph, node: Node) -> str | None:
+@refuses("it changes the shape in place, which is not lowered")
+def keeps_its_shape(graph: Graph, node: Node) -> bool:
     """the shape stays"""
     value = tensor(graph, node.args[0])
-    if value is None or value.shape == graph.values[node.outputs[0]].shape:
-        return None
-    return "it changes the shape in place, which is not lowered"
+    return value is not None and value.shape != graph.values[node.outputs[0]].shape
 
 
 @constraint
@@ -277,15 +278,11 @@ def repeats_its_own_dimensions(graph: Graph, node: Node) -> str | None:
     return "it repeats zero times" if 0 in repeats else None
 
 
-@constraint
-def in_its_own_order(graph: Graph, node: Node) -> str | None:
+@refuses("another order in memory needs as_strided, which is not lowered")
+def in_its_own_order(graph: Graph, node: Node) -> bool:
     """its dimensions lie in memory in their own order"""
     layout = argument(node, "physical_layout", 1, ())
-    return (
-        None
-        if list(layout) == sorted(layout)
-        else "another order in memory needs as_strided, which is not lowered"
-    )
+    return list(layout) != sorted(layout)
 
 
 @constraint
@@ -294,13 +291,11 @@ def in_place_on_a_matrix(graph: Graph, node: Node) -> str | None:
     return is_matrix(graph, node) if is_in_place(node) else None
 
 
-@constraint
-def reduces_a_single_sample(graph: Graph, node: Node) -> str | None:
+@refuses("a sample without a batch dimension is not reduced, which is not lowered")
+def reduces_a_single_sample(graph: Graph, node: Node) -> bool:
     """a sample without a batch dimension is reduced"""
     value = tensor(graph, node.args[0])
-    if value is not None and len(value.shape) == 1 and argument(node, "reduction", 3, 1) == 0:
-        return "a sample without a batch dimension is not reduced, which is not lowered"
-    return None
+    return value is not None and len(value.shape) == 1 and argument(node, "reduction", 3, 1) == 0
 
 
 @constraint
@@ -312,13 +307,11 @@ def one_group(graph: Graph, node: Node) -> str | None:
     return f'it has {groups} groups: "convolutions with groups != 1 are not supported"'
 
 
-@constraint
-def not_backward_of_1d(graph: Graph, node: Node) -> str | None:
+@refuses('its gradient is not lowered: "1D backward convolutions are not supported"')
+def not_backward_of_1d(graph: Graph, node: Node) -> bool:
     """a convolution that is trained has two or three spatial dimensions"""
     value = tensor(graph, argument(node, "input", 1))
-    if value is not None and len(value.shape) == 3:
-        return 'its gradient is not lowered: "1D backward convolutions are not supported"'
-    return None
+    return value is not None and len(value.shape) == 3
 
 
 @constraint
@@ -389,18 +382,16 @@ def trains_along_the_first(graph: Graph, node: Node) -> str | None:
     return along_the_first(graph, node)
 
 
-@constraint
-def not_unsafe(graph: Graph, node: Node) -> str | None:
+@refuses("unsafe_split is not lowered; split is")
+def not_unsafe(graph: Graph, node: Node) -> bool:
     """it is split or chunk, not unsafe_split"""
-    return "unsafe_split is not lowered; split is" if "unsafe_" in node.op else None
+    return "unsafe_" in node.op
 
 
-@constraint
-def has_running_statistics(graph: Graph, node: Node) -> str | None:
+@refuses('it has no running statistics: "unsupported PyTorch scalar type: UNKNOWN_SCALAR"')
+def has_running_statistics(graph: Graph, node: Node) -> bool:
     """it has running statistics"""
-    if argument(node, "running_mean", 3) is None:
-        return 'it has no running statistics: "unsupported PyTorch scalar type: UNKNOWN_SCALAR"'
-    return None
+    return argument(node, "running_mean", 3) is None
 
 
 @constraint
@@ -472,7 +463,7 @@ def _is_reshape(node: Node) -> bool:
     return base_name(node.op) in ("aten.view", "aten._unsafe_view", "aten.reshape")
 
 
-@constraint
-def from_its_input(graph: Graph, node: Node) -> str | None:
+@refuses("in place, its gradient is not lowered")
+def from_its_input(graph: Graph, node: Node) -> bool:
     """the gradient is computed from the input, so the activation is not in place"""
-    return "in place, its gradient is not lowered" if argument(node, "is_result", 4, False) else None
+    return bool(argument(node, "is_result", 4, False))

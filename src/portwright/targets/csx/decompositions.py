@@ -41,48 +41,6 @@ def _arc_series(x: Tensor) -> Tensor:
     return ((-0.02 * x + 0.07) * x - 0.21) * x + 1.57
 
 
-def atan(x: Tensor) -> Tensor:
-    return torch.atan2(x, torch.ones(1, dtype=x.dtype, device=x.device))
-
-
-def angle(x: Tensor) -> Tensor:
-    return torch.atan2(torch.zeros(x.size(), dtype=x.dtype, device=x.device), x)
-
-
-def cosh(x: Tensor) -> Tensor:
-    up, down = torch.exp(x), torch.exp(-x)
-    return (up + down) / 2
-
-
-def sinh(x: Tensor) -> Tensor:
-    up, down = torch.exp(x), torch.exp(-x)
-    return (up - down) / 2
-
-
-def tan(x: Tensor) -> Tensor:
-    return torch.sin(x) / torch.cos(x)
-
-
-def acosh(x: Tensor) -> Tensor:
-    return torch.log(x + torch.sqrt(x**2 - 1))
-
-
-def expm1(x: Tensor) -> Tensor:
-    return torch.exp(x) - 1
-
-
-def log1p(x: Tensor) -> Tensor:
-    return torch.log(x + 1)
-
-
-def log10(x: Tensor) -> Tensor:
-    return torch.log(x) * (1 / math.log(10))
-
-
-def log2(x: Tensor) -> Tensor:
-    return torch.log(x) * (1 / math.log(2))
-
-
 def logsumexp(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Tensor:
     dims = tuple(dim) if isinstance(dim, Iterable) else (dim,)
     if x.numel() == 0:
@@ -93,17 +51,9 @@ def logsumexp(x: Tensor, dim: int | Sequence[int], keepdim: bool = False) -> Ten
     return total.log().add(largest if keepdim else torch.amax(largest, dims))
 
 
-def dot(x: Tensor, y: Tensor) -> Tensor:
-    return (x * y).sum()
-
-
 def glu(x: Tensor, dim: int = -1) -> Tensor:
     left, gate = torch.tensor_split(x, 2, dim)
     return left * torch.sigmoid(gate)
-
-
-def hardswish(x: Tensor) -> Tensor:
-    return _computed_wide(lambda wide: wide * torch.clamp(torch.clamp(wide + 3, min=0), max=6) / 6, x)
 
 
 def softplus_backward(grad: Tensor, x: Tensor, beta: float, threshold: float) -> Tensor:
@@ -136,10 +86,6 @@ def var(
     return total / max(0.0, count - (1 if correction is None else correction))
 
 
-def _as_dims(dim: int | Sequence[int] | None) -> int | list[int] | None:
-    return list(dim) if isinstance(dim, Iterable) else dim
-
-
 def std(
     x: Tensor,
     dim: int | Sequence[int] | None = None,
@@ -148,7 +94,8 @@ def std(
     keepdim: bool = False,
 ) -> Tensor:
     wide = x.to(torch.float32) if x.dtype in (torch.float16, torch.bfloat16) else x
-    return torch.sqrt(torch.var(wide, _as_dims(dim), correction=correction, keepdim=keepdim)).to(x.dtype)
+    dims = list(dim) if isinstance(dim, Iterable) else dim
+    return torch.sqrt(torch.var(wide, dims, correction=correction, keepdim=keepdim)).to(x.dtype)
 
 
 def unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
@@ -321,31 +268,33 @@ RECURRENT = ("lstm", "gru")  # the SDK's mixed precision fails inside them, on a
 
 DECOMPOSED: dict[str, Callable[..., Any]] = {
     "acos": acos,
-    "acosh": acosh,
-    "angle": angle,
+    "acosh": lambda x: torch.log(x + torch.sqrt(x**2 - 1)),
+    "angle": lambda x: torch.atan2(torch.zeros(x.size(), dtype=x.dtype, device=x.device), x),
     "asin": asin,
-    "atan": atan,
+    "atan": lambda x: torch.atan2(x, torch.ones(1, dtype=x.dtype, device=x.device)),
     "cdist": cdist,
-    "cosh": cosh,
-    "dot": dot,
-    "expm1": expm1,
+    "cosh": lambda x: (torch.exp(x) + torch.exp(-x)) / 2,
+    "dot": lambda x, y: (x * y).sum(),
+    "expm1": lambda x: torch.exp(x) - 1,
     "flip": flip,
     "glu": glu,
-    "hardswish": hardswish,
+    "hardswish": lambda x: _computed_wide(
+        lambda wide: wide * torch.clamp(torch.clamp(wide + 3, min=0), max=6) / 6, x
+    ),
     "index_add": index_add,
     "index_add_": index_add_,
-    "log10": log10,
-    "log1p": log1p,
-    "log2": log2,
+    "log10": lambda x: torch.log(x) * (1 / math.log(10)),
+    "log1p": lambda x: torch.log(x + 1),
+    "log2": lambda x: torch.log(x) * (1 / math.log(2)),
     "logsumexp": logsumexp,
     "reflection_pad1d": reflection_pad,
     "reflection_pad2d": reflection_pad,
     "roll": roll,
-    "sinh": sinh,
+    "sinh": lambda x: (torch.exp(x) - torch.exp(-x)) / 2,
     "softplus_backward": softplus_backward,
     "squeeze.dims": squeeze_dims,
     "std.correction": std,
-    "tan": tan,
+    "tan": lambda x: torch.sin(x) / torch.cos(x),
     "triu": triu,
     "unbind.int": unbind,
     "var.correction": var,

@@ -6,7 +6,7 @@ import json
 import logging
 import shutil
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,11 +18,10 @@ import torch
 from portwright.errors import UnsupportedError
 from portwright.job.atomic import atomic_write_text
 from portwright.target import Lowered
-from portwright.targets.csx.cirh import read_cirh
 from portwright.targets.csx.cluster import missing_setting
-from portwright.targets.csx.metrics import metrics_through_closures
+from portwright.targets.csx.refusal import SourceLines, read_cirh
 from portwright.targets.csx.session import CsxSession, sdk_version
-from portwright.targets.csx.source_lines import SourceLines
+from portwright.targets.csx.step import metrics_through_closures
 
 WORDS = "lowered by Cerebras's front end (SDK {version}): accepted by the front end, not placed on a wafer"
 
@@ -169,7 +168,8 @@ class _Traced:
     @contextmanager
     def noting_warnings(self) -> Iterator[None]:
         """Notes each warning of the SDK once, by its first line."""
-        handler = _Noting(self._note)
+        handler = logging.Handler(logging.WARNING)
+        handler.emit = lambda record: self._note(record.getMessage())  # type: ignore[method-assign]
         logger = logging.getLogger("cerebras")
         logger.addHandler(handler)
         try:
@@ -185,15 +185,6 @@ class _Traced:
         line = next((" ".join(line.split()) for line in message.splitlines() if line.strip()), "")
         if line and line not in self.warnings:
             self.warnings.append(line)
-
-
-class _Noting(logging.Handler):
-    def __init__(self, note: Callable[[str], None]) -> None:
-        super().__init__(logging.WARNING)
-        self._note = note
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._note(record.getMessage())
 
 
 def _places(folder: Path) -> dict[str, str]:

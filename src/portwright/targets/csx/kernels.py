@@ -9,15 +9,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from portwright.graph.graph import Graph, Node
+from portwright.graph.graph import Graph, Node, once_a_graph
 from portwright.graph.kernels import Row, Verdict
 from portwright.graph.tables import TableFile, base_name, functional_name
+from portwright.legal_forms import cure_for
 from portwright.targets.csx.constraints import CONSTRAINTS, DTYPES, find_everywhere
 
 SDK_VERSION = "2.10.0"
@@ -49,8 +48,6 @@ class CsxTable(TableFile):
             as_on_csx,
             unlisted=_unlisted,
         )
-        self._live = _Dataflow()
-        self._known: dict[str, Any] = {}  # by op: a big model calls few ops many times
 
     def rows(self) -> Iterable[Row]:
         return [_with_dtypes(row) for row in super().rows()]
@@ -59,21 +56,16 @@ class CsxTable(TableFile):
         row = super().find(op)
         return _with_dtypes(row) if row else None
 
-    def _find(self, op: str) -> Any:
-        if op not in self._known:
-            self._known[op] = super()._find(op)
-        return self._known[op]
-
     def judge(self, graph: Graph, node: Node) -> Verdict:
         if node.phase == "optimizer":
             return Verdict("native")  # the SDK brings its own optimizers
         reason = find_everywhere(graph, node)
-        if reason is not None and self._live.has(graph, node) and not self._live.is_constant(graph, node):
+        if reason is not None and node.index in _find_live(graph) and node.index not in _find_constant(graph):
             return _refuse(node, reason)
         verdict = super().judge(graph, node)
         if verdict.how != "refused":
             return verdict
-        if self._find(node.op) is not None and not self._live.has(graph, node):
+        if self._find(node.op) is not None and node.index not in _find_live(graph):
             return Verdict("free")  # the front end drops what nothing uses before it lowers
         return _refuse(node, verdict.reason, verdict.cure)
 
@@ -95,38 +87,13 @@ def _refuse(node: Node, reason: str, cure: str = "") -> Verdict:
 @functools.cache
 def _cure_for(name: str) -> str:
     """The legal form of what the user called, or of the op that it became."""
-    from portwright.legal_forms import cure_for
-
     short = re.sub(r"^torch\.nn\.modules\.\w+\.", "torch.nn.", name)
     return (cure_for(short, "csx") or "") if name else ""
 
 
-class _Dataflow:
-    """Whether a node's result is used, and whether it is constant; cached for the last graph."""
-
-    def __init__(self) -> None:
-        self._graph: weakref.ref[Graph] | None = None
-        self._live: frozenset[int] = frozenset()
-        self._constant: frozenset[int] = frozenset()
-
-    def has(self, graph: Graph, node: Node) -> bool:
-        """Whether the node's result reaches the loss or a gradient."""
-        self._look_at(graph)
-        return node.index in self._live
-
-    def is_constant(self, graph: Graph, node: Node) -> bool:
-        """Whether the compiler folds the node: it depends on no input, weight or random number."""
-        self._look_at(graph)
-        return node.index in self._constant
-
-    def _look_at(self, graph: Graph) -> None:
-        if self._graph is None or self._graph() is not graph:
-            self._graph = weakref.ref(graph)
-            self._live, self._constant = _find_live(graph), _find_constant(graph)
-
-
+@once_a_graph
 def _find_live(graph: Graph) -> frozenset[int]:
-    """The nodes on which the loss, writes to weights or buffers, or the ends of the backward pass depend."""
+    """The nodes whose result is used: the loss, writes to weights or buffers, or the ends of the backward pass depend on them."""
     if graph.loss < 0:
         return frozenset(node.index for node in graph.nodes)
     wanted = {graph.loss, graph.values[graph.loss].base}
@@ -164,7 +131,9 @@ _RANDOM = frozenset(
 )
 
 
+@once_a_graph
 def _find_constant(graph: Graph) -> frozenset[int]:
+    """The nodes that the compiler folds: they depend on no input, weight or random number."""
     constant: set[int] = set()
     values: set[int] = set()
     for node in graph.nodes:

@@ -1,18 +1,96 @@
-"""Explains the front end's errors: the op, the user's line, the reason and the cure."""
+"""Reads what the front end leaves: the lowered step in CIRH, the vendor's MLIR dialect, or an error, explained by op, line, reason and cure.
+
+The SDK keeps the Python stack of every op. In the backward pass that stack ends in torch's engine. So the name of the SDK's
+scope gets a mark for each gradient function, by which the line that made the function is found.
+"""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+import sys
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from types import CodeType, FrameType
 from typing import Any
 
+import torch
 from torch import nn
 
 from portwright.graph.match import Refusal
-from portwright.targets.csx.source_lines import SourceLines, strip_mark
+from portwright.legal_forms import cure_for
 from portwright.watching.place import Place
+from portwright.watching.places import PlaceFinder
+
+_MARK = re.compile(r"@pw(?P<number>\d+)$")
+
+
+class SourceLines:
+    """Follows one trace of a step whose code is `boundary`."""
+
+    def __init__(self, backend: Any, boundary: CodeType) -> None:
+        self._backend, self.boundary = backend, boundary
+        self.finder = PlaceFinder()
+        self._noted: list[tuple[Place, str]] = []  # place and module, by the mark's number
+        self.current: tuple[Place, str] | None = None  # of the call whose gradient is being computed
+
+    @contextmanager
+    def following(self) -> Iterator[None]:
+        from cerebras.pytorch.core.function_mode import register_function_mode_forward_hook
+
+        handle = register_function_mode_forward_hook(self._on_call)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    def _on_call(self, func: Callable[..., Any], types: Any, args: Any, kwargs: Any, result: Any) -> None:
+        made = result if isinstance(result, tuple | list) else (result,)
+        functions = [value.grad_fn for value in made if isinstance(value, torch.Tensor)]
+        nodes = {id(node): node for node in functions if node is not None}
+        if not nodes:
+            return
+        place, _ = self.finder.find(sys._getframe(1), (self.boundary,))
+        if place is None:
+            return
+        scope = str(self._backend._impl.current_scope_name)
+        number = len(self._noted)
+        self._noted.append((place, scope))
+        for node in nodes.values():
+            node.register_prehook(lambda grads, number=number: self._enter(number))
+
+    def _enter(self, number: int) -> None:
+        from cerebras.pytorch.core.name_scope import ScopeName
+
+        self.current = self._noted[number]
+        scope = self.current[1].replace(".fwd", ".bwd")
+        self._backend._impl.set_scope_name(ScopeName(f"{scope}@pw{number}"))
+
+    def noted(self, scope: str) -> tuple[Place, str] | None:
+        """The forward line and module that a scope of the backward pass was marked with."""
+        match = _MARK.search(scope)
+        return self._noted[int(match["number"])] if match else None
+
+    def among(self, frames: Iterable[tuple[str, int, str]]) -> Place | None:
+        """The user's innermost line among recorded frames (file, line, function), outermost first."""
+        best: tuple[int, Place] | None = None
+        inside = False
+        for file, line, function in frames:
+            if inside:
+                kind = self.finder._kind(file)
+                if kind and (best is None or kind >= best[0]):
+                    best = kind, Place(file, line, function)
+            inside = inside or (file == self.boundary.co_filename and function == self.boundary.co_name)
+        return None if best is None else best[1]
+
+
+def strip_mark(scope: str) -> str:
+    return _MARK.sub("", scope)
+
 
 _UNSUPPORTED = re.compile(r"does not yet support `(?P<op>aten::[\w.]+)")
 _NO_META = re.compile(r"^(?P<op>aten::[\w.]+): attempted to run this operator with Meta tensors")
@@ -45,25 +123,23 @@ def explain(error: BaseException, lines: SourceLines, root: nn.Module) -> Refusa
     found = _UNSUPPORTED.search(text) or _NO_META.search(text)
     op = _dotted(found["op"]) if found else _op_of(error, kind)
     phase = "forward"
-    if lines.current is not None and _is_in_backward(error):
+    is_in_backward = any(frame.f_code.co_name == "_engine_run_backward" for frame in _frames(error))
+    if lines.current is not None and is_in_backward:
         # The error is from torch's autograd engine: the line is that of the forward call whose gradient it computed.
         (place, scope), phase = lines.current, "backward"
         module = _path(scope, root)
     if place is None:
         return _explain_loader(error)
-    return _refusal(op, module, place, _first_line(text), phase)
+    reason = _first_line(text)
+    return Refusal.at(place, op, module, reason, _cure(op, reason), phase)
 
 
 def _explain_loader(error: BaseException) -> Refusal | None:
     """A refusal of the SDK's loader, which does not take a batch; None for an error of the user's data set."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None or _LOADER not in Path(trace.tb_frame.f_code.co_filename).as_posix():
+    frames = list(_frames(error))
+    if not frames or _LOADER not in Path(frames[-1].f_code.co_filename).as_posix():
         return None
-    return Refusal(
-        op="the batch", module="", file=None, line=None, reason=_first_line(str(error)), cure=_LOADER_CURE, phase="loader"
-    )  # fmt: skip
+    return Refusal.at(None, "the batch", "", _first_line(str(error)), _LOADER_CURE, "loader")
 
 
 def _explain_lowering(document: dict[str, Any], lines: SourceLines, root: nn.Module) -> Refusal:
@@ -80,34 +156,15 @@ def _explain_lowering(document: dict[str, Any], lines: SourceLines, root: nn.Mod
     ]
     noted = lines.noted(scope)
     if noted is not None:
-        place: Place | None = noted[0]
-        return _refusal(op, _path(noted[1], root), place, reason, "backward")
-    place = lines.among(frames)
+        return Refusal.at(noted[0], op, _path(noted[1], root), reason, _cure(op, reason), "backward")
     phase = "backward" if ".bwd" in scope else "forward"
-    return _refusal(op, _path(scope, root), place, reason, phase)
-
-
-def _refusal(op: str, module: str, place: Place | None, reason: str, phase: str) -> Refusal:
-    return Refusal(
-        op=op,
-        module=module,
-        file=place.file if place else None,
-        line=place.line if place else None,
-        reason=reason,
-        cure=_cure(op, reason),
-        phase=phase,
-    )
+    return Refusal.at(lines.among(frames), op, _path(scope, root), reason, _cure(op, reason), phase)
 
 
 def _cure(op: str, reason: str) -> str:
     if any(part in reason for part in _HOST_READ) or "_local_scalar_dense" in op:
         return _HOST_CURE
-    try:
-        from portwright.legal_forms import cure_for
-    except ImportError:
-        known = None
-    else:
-        known = cure_for(op, "csx")
+    known = cure_for(op, "csx")
     if known:
         return f"{known} --legalise swaps in what it can."
     if "f64" in reason or "float64" in reason:
@@ -134,15 +191,9 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _frames(error: BaseException) -> Iterator[Any]:
-    trace = error.__traceback__
-    while trace is not None:
-        yield trace.tb_frame
-        trace = trace.tb_next
-
-
-def _is_in_backward(error: BaseException) -> bool:
-    return any(frame.f_code.co_name == "_engine_run_backward" for frame in _frames(error))
+def _frames(error: BaseException) -> Iterator[FrameType]:
+    """The frames of an error, the innermost last."""
+    return (frame for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def _module_of(error: BaseException, root: nn.Module) -> tuple[str, str]:
@@ -185,3 +236,37 @@ def _path(scope: str, root: nn.Module) -> str:
 def _first_line(text: str) -> str:
     line = next((line.strip() for line in text.splitlines() if line.strip()), "no message")
     return line if len(line) <= 300 else f"{line[:297]}..."
+
+
+_OP = re.compile(r'^\s*(?:%[\w:, %]+ = )?"?cirh\.(?P<name>\w+)')
+_TENSOR = re.compile(r"tensor<(?:[0-9?]+x)*(?P<dtype>[^<>x,]+)>")
+_LOCATION_LINE = re.compile(r"^#loc\d* = ")
+
+
+@dataclass(frozen=True)
+class Cirh:
+    """The ops and number formats of a lowered step."""
+
+    ops: dict[str, int]  # how often each occurs, the most frequent first
+    dtypes: dict[str, int]  # the number of tensors in the text, by number format
+
+    @property
+    def num_ops(self) -> int:
+        return sum(self.ops.values())
+
+
+def read_cirh(path: Path) -> Cirh | None:
+    """None where the file is missing, empty or without an op: then nothing was lowered, whatever the exit status said."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return None
+    ops: Counter[str] = Counter()
+    dtypes: Counter[str] = Counter()
+    for line in text.splitlines():
+        if _LOCATION_LINE.match(line):
+            continue
+        if found := _OP.match(line):
+            ops[found["name"]] += 1
+            dtypes.update(dtype["dtype"] for dtype in _TENSOR.finditer(line))
+    return Cirh(dict(ops.most_common()), dict(dtypes.most_common())) if ops else None

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import traceback
 import weakref
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import cerebras.pytorch as cstorch
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import Optimizer
 
 from portwright.errors import PortwrightError
-from portwright.targets.csx.cirh import read_cirh
-from portwright.targets.csx.refusal import explain
-from portwright.targets.csx.script_optimizer import make_optimizer
+from portwright.targets.csx.refusal import SourceLines, explain, read_cirh
 from portwright.targets.csx.session import sdk_version
-from portwright.targets.csx.source_lines import SourceLines
-from portwright.verify.devices_apart import OnDevice
 from portwright.verify.replay import ReplayedStep
 from portwright.verify.step_watch import WatchedStep
+from portwright.verify.tape import OnDevice
 from portwright.verify.tensor_trees import iter_tensors, replace_tensors
 
 _STATE = frozenset({"_parameters", "_buffers", "_modules"})
@@ -93,9 +92,8 @@ class ScriptLowering:
         now = root.current()
         _move_attributes(root, now, device, watched.host_made)
         self._stage = "update"
-        made = make_optimizer(cstorch, watched, now)
-        optimizer, self._optimizer_name = made.optimizer, made.name
-        self._notes += made.notes
+        optimizer, self._optimizer_name, notes = make_optimizer(cstorch, watched, now)
+        self._notes += notes
         clippings = [
             (clip.function, [now[id(p)] for p in clip.parameters if id(p) in now], clip.args, clip.kwargs)
             for clip in watched.clippings
@@ -192,3 +190,73 @@ def _move_attributes(root: nn.Module, now: dict[int, Tensor], device: torch.devi
                 object.__setattr__(module, name, replace_tensors(value, move))
         if isinstance(module, nn.RNNBase):  # else it would flatten its weights again in the step
             module._flat_weight_refs = [weakref.ref(w) for w in module._flat_weights if w is not None]
+
+
+# Options that choose an implementation, and the keys that are no options.
+_NOT_COPIED = frozenset({"foreach", "fused", "capturable", "differentiable", "params", "initial_lr"})
+# The SDK's fixed behaviour where it has no option.
+_FIXED_OPTIONS = {"maximize": False, "amsgrad": False, "centered": False, "decoupled_weight_decay": False}
+
+
+def make_optimizer(
+    cstorch: Any, watched: WatchedStep, now: Mapping[int, Tensor]
+) -> tuple[Any, str, list[str]]:
+    """The SDK's optimizer of the same name, else its SGD; its name, and notes on what differs."""
+    given = watched.optimizer
+    if given is None:
+        parameters = [p for p in now.values() if p.requires_grad]
+        note = "the script updates its weights by hand: asked with SGD in its place"
+        return cstorch.optim.SGD(parameters, lr=0.01), "SGD", [note]
+    kind = _kind_of(cstorch, given)
+    groups = [
+        {**{k: v for k, v in group.items() if k != "params"}, "params": _mapped(group["params"], now)}
+        for group in given.param_groups
+    ]
+    groups = [group for group in groups if group["params"]]
+    name = type(given).__name__
+    if kind is None:
+        lr = _number(groups[0].get("lr", 0.01)) if groups else 0.01
+        plain = [{"params": group["params"]} for group in groups]
+        return cstorch.optim.SGD(plain, lr=lr), "SGD", [f"the SDK has no {name}: asked with SGD in its place"]
+    accepted = set(inspect.signature(kind.__init__).parameters) - {"self", "params"}
+    notes = []
+    for key, value in groups[0].items() if groups else ():
+        if (
+            key not in accepted
+            and key not in _NOT_COPIED
+            and key in given.defaults
+            and value not in (_FIXED_OPTIONS.get(key), None)
+        ):
+            notes.append(f"{name}'s {key}={value} has no counterpart in the SDK")
+    common = {key: _number(value) for key, value in (groups[0] if groups else {}).items() if key in accepted}
+    own = [
+        {
+            "params": group["params"],
+            **{_group_key(name, k): _number(v) for k, v in group.items() if k in accepted},
+        }
+        for group in groups
+    ]
+    return kind(own, **common), name, notes
+
+
+def _kind_of(cstorch: Any, given: Optimizer) -> Any:
+    """The SDK's class for an optimizer of torch's or ours; none for a subclass, whose step may do anything."""
+    kind = type(given)
+    if not kind.__module__.startswith(("torch.optim", "portwright.")):
+        return None
+    found = getattr(cstorch.optim, kind.__name__, None)
+    return found if inspect.isclass(found) and kind.__name__ != "Muon" else None
+
+
+def _group_key(name: str, key: str) -> str:
+    """The key of an option in a group; the SDK's Adam ignores weight decay under its own signature's name."""
+    return "l2_regularization_rate" if name == "Adam" and key == "weight_decay" else key
+
+
+def _mapped(parameters: Any, now: Mapping[int, Tensor]) -> list[Tensor]:
+    return list({id(now[id(p)]): now[id(p)] for p in parameters if id(p) in now}.values())
+
+
+def _number(value: Any) -> Any:
+    """A number for the SDK; in torch a rate may be a tensor of one element."""
+    return value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value

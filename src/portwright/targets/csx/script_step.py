@@ -17,6 +17,7 @@ from typing import Any
 
 from portwright.errors import PortwrightError
 from portwright.job.atomic import atomic_write_text
+from portwright.targets.csx.backend import put_tools_first
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -38,7 +39,9 @@ def answer_about(words: Sequence[str], answer: Path, update: int = 0, *, capture
     from portwright.verify.step_watch import NoTrainingError, StepWatch, WatchedStep
 
     torch.set_num_threads(1)
-    _import_sdk()
+    import cerebras.pytorch as cstorch
+
+    put_tools_first(cstorch)
 
     def use(watched: WatchedStep) -> None:
         _leave(answer, _ask(watched))
@@ -74,15 +77,6 @@ def _put_lent_last() -> None:
     lent = {str(Path(path).absolute()) for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path}
     own = [path for path in sys.path if str(Path(path).absolute()) not in lent]
     sys.path[:] = [*own, *(path for path in sys.path if path not in own)]
-
-
-def _import_sdk() -> Any:
-    import cerebras.pytorch as cstorch
-
-    # pip's wrapper on PATH drops the exit status, so that a refused step would look accepted.
-    tools = str(Path(cstorch.__file__).parent / "lib")
-    os.environ["PATH"] = os.pathsep.join([tools, os.environ.get("PATH", "")])
-    return cstorch
 
 
 def _ask(watched: Any) -> dict[str, Any]:

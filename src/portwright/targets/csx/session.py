@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import cerebras.pytorch as cstorch
@@ -14,15 +16,11 @@ from portwright.errors import NonFiniteError, PortwrightError, UnsupportedError,
 from portwright.runtime import metrics
 from portwright.runtime.compiled_session import count_updates, take_weights
 from portwright.target import Event, JobSpec, Shard, Stretch
-from portwright.targets.csx.cluster import ClusterSettings, explain_cluster_error
-from portwright.targets.csx.environment import ENVIRONMENT
+from portwright.targets.csx.cluster import ENVIRONMENT, ClusterSettings, explain_cluster_error
 from portwright.targets.csx.feed import advance, make_batches, make_feed
-from portwright.targets.csx.metrics import metrics_through_closures
 from portwright.targets.csx.optimizers import load_state, read_state
-from portwright.targets.csx.precision import choose_precision
-from portwright.targets.csx.refusal import explain
-from portwright.targets.csx.source_lines import SourceLines
-from portwright.targets.csx.step import Update
+from portwright.targets.csx.refusal import SourceLines, explain
+from portwright.targets.csx.step import Update, choose_precision, metrics_through_closures
 from portwright.watching.random_states import capture_rng, restore_rng, seed_all
 from portwright.watching.trees import walk_tensors
 
@@ -32,6 +30,8 @@ _CPU = torch.device("cpu")
 class CsxSession:
     """Trains and evaluates through the SDK, which gives values only in closures and state only at checkpoints."""
 
+    steps_per_call = 1
+
     def __init__(
         self,
         job: JobSpec,
@@ -40,13 +40,8 @@ class CsxSession:
         flags: Mapping[str, Any],
         settings: ClusterSettings,
     ) -> None:
-        self._job, self._backend, self._note, self._settings, self._flags = (
-            job,
-            backend,
-            note,
-            settings,
-            flags,
-        )
+        self._job, self._backend, self._note = job, backend, note
+        self._settings, self._flags = settings, flags
         self._traces = bool(backend.is_csx)
         autocast = choose_precision(cstorch, job.params, note, traces=self._traces)
         self._legalised: Any = None
@@ -113,10 +108,6 @@ class CsxSession:
             if num_batches is None
             else num_batches * num_epochs // self._job.params.optimizer.grad_accum_steps
         )
-
-    @property
-    def steps_per_call(self) -> int:
-        return 1
 
     def sample_batches(self, name: str, num_batches: int) -> list[Any]:
         return [batch for batch, _ in zip(self._loader(name), range(num_batches), strict=False)]
@@ -278,9 +269,7 @@ class CsxSession:
 
     def _make_forward(self) -> Callable[[Any], Any]:
         def forward(batch: Any) -> Any:
-            if self._autocast is None:
-                return split_loss(self._call(batch))[0]
-            with self._autocast():
+            with nullcontext() if self._autocast is None else self._autocast():
                 return split_loss(self._call(batch))[0]
 
         return forward
@@ -293,10 +282,7 @@ class CsxSession:
     # -- state ---------------------------------------------------------------------------------------------
 
     def state(self) -> Iterator[Shard]:
-        if self._kept is not None:
-            yield from self._kept
-            return
-        yield from self._read_state()
+        yield from self._kept if self._kept is not None else self._read_state()
 
     def _read_state(self) -> Iterator[Shard]:
         for name, tensor in self._module.net.state_dict().items():
@@ -350,10 +336,7 @@ def sdk_version() -> str:
 
 def _is_host_tensor(error: AssertionError) -> bool:
     """Whether the SDK's bare assertion means that a parameter or buffer was not made on its device."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and trace.tb_frame.f_code.co_name in ("buffer_hook", "parameter_hook")
+    return traceback.extract_tb(error.__traceback__)[-1].name in ("buffer_hook", "parameter_hook")
 
 
 def _checkpoint_schedule(stretch: Stretch, per_update: int) -> Any:

@@ -1,21 +1,74 @@
-"""One update of the weights by the SDK: forward, backward, scaling, clipping, optimizer and schedule."""
+"""One update of the weights by the SDK: forward, backward, scaling, clipping, optimizer and schedule; its number formats and metrics."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from portwright.base_model import LossModule, split_loss
-from portwright.errors import UnsupportedError
+from portwright.errors import UnsupportedError, UserError
 from portwright.job.optimizer import OptimizerParams
+from portwright.job.params import Params
+from portwright.patched import patched
+from portwright.runtime.metrics.base import Metric
 from portwright.runtime.optimizers import clip_gradients, gradient_norm
-from portwright.runtime.precision import LossScaler, make_loss_scaler
-from portwright.targets.csx.optimizers import make_sdk_optimizer
-from portwright.targets.csx.schedulers import go_to_step, make_sdk_scheduler
+from portwright.runtime.precision import LossScaler, make_loss_scaler, resolve_precision
+from portwright.targets.csx.optimizers import go_to_step, make_sdk_optimizer, make_sdk_scheduler
+
+_HALF = {"fp16": "float16", "bf16": "bfloat16"}
+
+
+def choose_precision(cstorch: Any, params: Params, note: Callable[[str], None], *, traces: bool) -> Any:
+    """Sets the SDK's half-precision format; gives the autocast for its CPU backend, None where none is needed."""
+    values, config = params.values, params.runconfig
+    if not traces:
+        precision = resolve_precision(values, config.precision, "cpu")
+        for line in precision.notes:
+            note(line)
+        if precision.name == "fp64":
+            raise UserError(
+                "the Cerebras SDK has no float64.", "Set runconfig.precision to fp32, bf16 or fp16."
+            )
+        return precision.autocast
+    # As for a GPU, where float16 is the usual half format as on the wafer.
+    precision = resolve_precision(values, config.precision, "cuda")
+    if precision.name == "fp64":
+        raise UserError("a CS system has no float64.", "Set runconfig.precision to bf16 or fp16.")
+    model = values.get("model")
+    half = model.get("fp16_type") if isinstance(model, dict) and config.precision is None else None
+    chosen = half or _HALF.get(precision.name)
+    if chosen is None:
+        note(
+            "a CS system computes in mixed precision (float16 with float32 sums and weights); model.fp16_type names another half format."
+        )
+    else:
+        cstorch.amp.set_half_dtype(chosen)
+    level = config.precision_opt_level
+    if level is not None:
+        cstorch.backends.csx.precision.optimization_level = level
+    return None
+
+
+@contextmanager
+def metrics_through_closures(cstorch: Any, traces: bool) -> Iterator[None]:
+    """Within, a metric's update is delayed until the values of the step are on the host."""
+    if not traces:
+        yield
+        return
+
+    @cstorch.step_closure  # type: ignore[untyped-decorator]
+    def update(metric: Metric, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        metric.update(*arguments, **named)
+
+    def call(metric: Metric, *arguments: Any, **named: Any) -> None:
+        update(metric, arguments, named)
+
+    with patched(Metric, "__call__", call):
+        yield
 
 
 class Update:
@@ -90,15 +143,19 @@ class Update:
             scaler.scale(loss).backward()
             scaler.unscale_(self.optimizer)
         outputs = {"loss": loss, **self._clip_traced()}
+        self._apply(scaler)
+        if self.scheduler is not None:
+            self.scheduler.step()
+        self.optimizer.zero_grad()
+        return outputs
+
+    def _apply(self, scaler: Any) -> None:
+        """Updates the weights, through the loss scaler where there is one."""
         if scaler is None:
             self.optimizer.step()
         else:
             scaler.step(self.optimizer)
             scaler.update()
-        if self.scheduler is not None:
-            self.scheduler.step()
-        self.optimizer.zero_grad()
-        return outputs
 
     def _clip_traced(self) -> dict[str, Tensor]:
         # torch's functions, which the SDK can trace; our fused ones it cannot.
@@ -132,11 +189,7 @@ class Update:
         norm = clip_gradients(self._parameters, spec) if clips else None
         if norm is not None:
             outputs["gradient_norm"] = norm
-        if scaler is None:
-            self.optimizer.step()
-        else:
-            scaler.step(self.optimizer)
-            scaler.update()
+        self._apply(scaler)
         self.optimizer.zero_grad()
         self._num_pending, self._loss = 0, None
         return outputs

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from portwright.errors import UnsupportedError
 from portwright.needs import read_answers
 from portwright.target import Backend, Hardware, Target
-from portwright.targets.emulated import EMULATE, explain_missing, is_installed
+from portwright.targets.emulated import EMULATE, explain_missing
 from portwright.targets.ipu.section import IpuSection
 
 if TYPE_CHECKING:
@@ -22,14 +22,12 @@ _DATASHEET = "Graphcore Bow-2000 datasheet"
 
 
 def why_not() -> str | None:
-    if is_installed("poptorch"):
-        return None
     origin = "it comes with Graphcore's Poplar SDK 3.4, and its sources are github.com/graphcore/poptorch (sdk-release-3.4)"
-    return explain_missing("PopTorch", origin, "ipu")
+    return explain_missing("PopTorch", "poptorch", origin, "ipu")
 
 
 def make_backend(flags: Mapping[str, Any], note: Callable[[str], None]) -> Backend:
-    from portwright.targets.ipu.backend import IpuBackend
+    from portwright.targets.ipu.session import IpuBackend
 
     reason = None if flags.get(EMULATE.dest) else why_not()
     if reason is not None:

@@ -6,15 +6,13 @@ and the optimizer by its name. Nothing was tried with an SDK or an IPU.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-from portwright.graph.graph import Graph, Node, Ref
+from portwright.graph.graph import Graph, Node, Ref, once_a_graph
 from portwright.graph.kernels import Verdict
-from portwright.graph.tables import TableFile, argument, base_name
+from portwright.graph.tables import OwnTrainingTable, argument, base_name
 
 LABEL = (
     "PopTorch 3.4: its documented list and the handlers of its public sources, not tried on an IPU; "
@@ -29,41 +27,23 @@ _BY_SHAPE = {  # what they make depends on the shape of their input alone
 }
 
 
-class IpuTable(TableFile):
+class IpuTable(OwnTrainingTable):
     """PopTorch's table, with conditions that depend on several nodes."""
 
-    _graph: weakref.ref[Graph] | None = None  # the last graph judged
-    _stacked: dict[int, str]  # by node of a refused recurrent module: why
+    optimizers = OPTIMIZERS
+    no_optimizer = "PopTorch has no optimizer {}", f"Use one of {', '.join(OPTIMIZERS)}."
 
     def judge(self, graph: Graph, node: Node) -> Verdict:
-        if node.phase == "optimizer":
-            return _judge_optimizer(graph)
-        if node.phase == "backward":
-            # A backward op without a forward op manages gradients, which PopTorch does itself.
-            return self.judge(graph, graph.nodes[node.forward]) if node.forward >= 0 else Verdict("native")
-        if self._graph is None or self._graph() is not graph:
-            self._graph, self._stacked = weakref.ref(graph), dict(_refused_recurrences(graph))
-        if node.index in self._stacked:
-            return Verdict("refused", self._stacked[node.index], CURES["one_layer_one_way"])
+        if node.phase == "forward" and (reason := _refused_recurrences(graph).get(node.index)) is not None:
+            return Verdict("refused", reason, CURES["one_layer_one_way"])
         return super().judge(graph, node)
 
 
-def _judge_optimizer(graph: Graph) -> Verdict:
-    if not graph.optimizer or graph.optimizer.lower() in {name.lower() for name in OPTIMIZERS}:
-        return Verdict("native")
-    return Verdict(
-        "refused",
-        f"PopTorch has no optimizer {graph.optimizer}",
-        f"Use one of {', '.join(OPTIMIZERS)}.",
-    )
-
-
-def _refused_recurrences(graph: Graph) -> list[tuple[int, str]]:
+@once_a_graph
+def _refused_recurrences(graph: Graph) -> dict[int, str]:
     """Nodes of recurrent modules with several layers, both directions, or no biases, each with the reason to refuse."""
-    found: list[tuple[int, str]] = []
+    found: dict[int, str] = {}
     kinds = {module.path: module.kind for module in graph.modules if module.kind in _RECURRENT}
-    if not kinds:
-        return found
     names = {value.name for value in graph.values if value.kind == "parameter"}
     for path, kind in kinds.items():
         prefix = f"{path}." if path else ""
@@ -72,11 +52,11 @@ def _refused_recurrences(graph: Graph) -> list[tuple[int, str]]:
             continue
         first = next((n.index for n in inside if base_name(n.op) in _CELLS), inside[0].index)
         if f"{prefix}weight_ih_l1" in names:
-            found.append((first, f"torch.nn.{kind} with several layers; PopTorch takes one"))
+            found[first] = f"torch.nn.{kind} with several layers; PopTorch takes one"
         elif f"{prefix}weight_ih_l0_reverse" in names:
-            found.append((first, f"torch.nn.{kind} in both directions; PopTorch takes one"))
+            found[first] = f"torch.nn.{kind} in both directions; PopTorch takes one"
         elif kind != "GRU" and f"{prefix}bias_ih_l0" not in names:
-            found.append((first, f"torch.nn.{kind} without biases; PopTorch takes that of GRU only"))
+            found[first] = f"torch.nn.{kind} without biases; PopTorch takes that of GRU only"
     return found
 
 
@@ -116,41 +96,37 @@ def indices_unused(graph: Graph, node: Node) -> str | None:
 
 def has_scale_second(graph: Graph, node: Node) -> str | None:
     """affine=True."""
-    return _without_scale(node, argument(node, "weight", 1))
+    return _without_scale(node, 1)
 
 
 def has_scale_third(graph: Graph, node: Node) -> str | None:
     """affine=True."""
-    return _without_scale(node, argument(node, "weight", 2))
+    return _without_scale(node, 2)
 
 
-def _without_scale(node: Node, weight: Any) -> str | None:
+def _without_scale(node: Node, position: int) -> str | None:
+    if argument(node, "weight", position) is not None:
+        return None
     name = node.op.split(".")[1].removeprefix("native_")
-    return (
-        f"{name} without weights (affine=False), which the user guide leaves out" if weight is None else None
-    )
+    return f"{name} without weights (affine=False), which the user guide leaves out"
 
 
 def plain_embedding(graph: Graph, node: Node) -> str | None:
     """no padding_idx, scale_grad_by_freq or sparse."""
-    padding = argument(node, "padding_idx", 2, -1)
-    return _not_plain(
-        "torch.nn.Embedding", padding, argument(node, "scale_grad_by_freq", 3), argument(node, "sparse", 4)
-    )
+    return _not_plain(node, "torch.nn.Embedding", 2, 4)
 
 
 def plain_embedding_bag(graph: Graph, node: Node) -> str | None:
     """no padding_idx, scale_grad_by_freq or sparse."""
-    padding = argument(node, "padding_idx", 8, -1)
-    return _not_plain(
-        "torch.nn.EmbeddingBag", padding, argument(node, "scale_grad_by_freq", 3), argument(node, "sparse", 5)
-    )
+    return _not_plain(node, "torch.nn.EmbeddingBag", 8, 5)
 
 
-def _not_plain(name: str, padding: Any, scaled: Any, sparse: Any) -> str | None:
+def _not_plain(node: Node, name: str, padding_at: int, sparse_at: int) -> str | None:
+    padding = argument(node, "padding_idx", padding_at, -1)
     if isinstance(padding, int) and padding >= 0:
         return f"{name} with padding_idx={padding}"
-    given = "scale_grad_by_freq" if scaled else "sparse" if sparse else ""
+    places = {"scale_grad_by_freq": 3, "sparse": sparse_at}
+    given = next((key for key, place in places.items() if argument(node, key, place)), None)
     return f"{name} with {given}=True" if given else None
 
 
@@ -262,15 +238,15 @@ CURES = {
 }
 
 
-def _unlisted(op: str) -> tuple[str, str]:
-    return (
-        f"{op} is neither in PopTorch 3.4's documented list nor among the handlers of its sources",
-        "See portwright ops --target ipu for what is.",
-    )
-
-
 @cache
 def table() -> IpuTable:
     return IpuTable(
-        Path(__file__).with_name("kernels.tsv"), CONSTRAINTS, LABEL, cures=CURES, unlisted=_unlisted
+        Path(__file__).with_name("kernels.tsv"),
+        CONSTRAINTS,
+        LABEL,
+        cures=CURES,
+        unlisted=lambda op: (
+            f"{op} is neither in PopTorch 3.4's documented list nor among the handlers of its sources",
+            "See portwright ops --target ipu for what is.",
+        ),
     )

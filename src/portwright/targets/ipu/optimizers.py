@@ -135,6 +135,7 @@ def load_state(
 ) -> None:
     """Loads state of PopTorch's or of torch's optimizer of the same name: `items` by parameter, then by state."""
     slots: dict[str, Tensor] = {}
+    counts_on_device = not isinstance(spec, job.LambParams) or spec.correct_bias
     kept = _kept_by_torch(spec)
     check_names(items, names)
     for name, parameter in names.items():
@@ -145,7 +146,7 @@ def load_state(
             raise other_state(given, name, spec.optimizer_type, kept)
         for key, tensor in given.items():
             slot = _SLOTS[spec.optimizer_type].get(key)
-            if slot is None or (slot == "Step" and not _counts_on_device(spec)):
+            if slot is None or (slot == "Step" and not counts_on_device):
                 continue
             shape = () if slot == "Step" else parameter.shape
             if tensor.numel() != parameter.numel() and shape:
@@ -166,10 +167,6 @@ def _kept_by_torch(spec: OptimizerParams) -> tuple[str, ...]:
             kept += ["momentum_buffer"] if spec.momentum else []
             return (*kept, "grad_avg") if spec.centered else tuple(kept)
     return ("step", "exp_avg", "exp_avg_sq")
-
-
-def _counts_on_device(spec: OptimizerParams) -> bool:
-    return not isinstance(spec, job.LambParams) or spec.correct_bias
 
 
 def _velocity_scale(spec: OptimizerParams, key: str) -> float:

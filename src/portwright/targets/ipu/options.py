@@ -100,7 +100,11 @@ def make_options(poptorch: Any, settings: Settings, *, trains: bool, is_offline:
     if section.stochastic_rounding:
         options.Precision.enableStochasticRounding(True)
     if section.available_memory_proportion is not None:
-        options.setAvailableMemoryProportion(_proportions(section))
+        given = section.available_memory_proportion
+        ipus = sorted({block.ipu for block in section.blocks} or {0})
+        options.setAvailableMemoryProportion(
+            given if isinstance(given, dict) else {f"IPU{ipu}": given for ipu in ipus}
+        )
     if section.enable_executable_caching is not None:
         options.enableExecutableCaching(str(Path(section.enable_executable_caching).expanduser()))
     if section.synthetic_data:
@@ -108,7 +112,9 @@ def make_options(poptorch: Any, settings: Settings, *, trains: bool, is_offline:
     if section.auto_round_num_ipus:
         options.autoRoundNumIPUs(True)
     if section.blocks:
-        options.setExecutionStrategy(_strategy(poptorch, section))
+        stages = [poptorch.Stage(name).ipu(ipu) for name, ipu in section.stages().items()]
+        kind = poptorch.PipelinedExecution if section.is_pipelined else poptorch.ShardedExecution
+        options.setExecutionStrategy(kind(*stages))
     if is_offline:
         options.useOfflineIpuTarget(section.offline_target)
     else:
@@ -135,17 +141,3 @@ KEYS = {
     "connectionType": "connection_type",
 }
 """PopTorch's options, and the keys of the section that set them."""
-
-
-def _proportions(section: IpuSection) -> dict[str, float]:
-    given = section.available_memory_proportion
-    if isinstance(given, dict):
-        return given
-    assert given is not None
-    ipus = {block.ipu for block in section.blocks} or {0}
-    return {f"IPU{ipu}": given for ipu in sorted(ipus)}
-
-
-def _strategy(poptorch: Any, section: IpuSection) -> Any:
-    stages = [poptorch.Stage(name).ipu(ipu) for name, ipu in section.stages().items()]
-    return (poptorch.PipelinedExecution if section.is_pipelined else poptorch.ShardedExecution)(*stages)

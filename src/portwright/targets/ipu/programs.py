@@ -14,9 +14,8 @@ from torch import Tensor
 
 from portwright.errors import PortwrightError, UnsupportedError
 from portwright.runtime.fixed_shape import Signature, check_constants, shapes_differ, signature_of
-from portwright.targets.ipu.feed import KEEPER, join
 from portwright.targets.ipu.options import KEYS, Settings, make_options
-from portwright.targets.ipu.step import Phase, Step, Traced
+from portwright.targets.ipu.step import KEEPER, Phase, Step, Traced, join
 
 _MOST_SHAPES = 2  # the full batch and the short last one
 _OURS = str(Path(__file__).parents[2])
@@ -128,7 +127,9 @@ def refusals(poptorch: Any, what: str) -> Iterator[None]:
     except PortwrightError:
         raise
     except (poptorch.Error, AssertionError) as error:
-        if not isinstance(error, poptorch.Error) and not _is_raised_in(poptorch, error):
+        innermost = traceback.extract_tb(error.__traceback__)[-1].filename
+        is_theirs = innermost.startswith(str(Path(poptorch.__file__).parent))
+        if not isinstance(error, poptorch.Error) and not is_theirs:
             raise  # an assertion of the user's own
         text = " ".join(str(getattr(error, "message", "") or error).split())
         place = _user_place(error)
@@ -150,11 +151,6 @@ def _cure(text: str) -> str:
     if re.search(r"\.py:\d+", text):
         return "Change that line."
     return "Change the model, or the sections ipu and optimizer of params.yaml, as it says."
-
-
-def _is_raised_in(package: Any, error: BaseException) -> bool:
-    innermost = traceback.extract_tb(error.__traceback__)[-1].filename
-    return innermost.startswith(str(Path(package.__file__).parent))
 
 
 def _user_place(error: BaseException) -> str | None:

@@ -11,14 +11,16 @@ import torch
 from torch import Tensor
 
 from portwright.base_model import make_model
+from portwright.errors import UnsupportedError
 from portwright.runtime.compiled_session import CPU, CompiledSession, count_updates, take_weights
 from portwright.runtime.inputs import explaining
+from portwright.runtime.world import Launch, World, read_launch
 from portwright.target import JobSpec, Lowered, Shard
+from portwright.targets.emulated import import_vendor
 from portwright.targets.ipu import optimizers
-from portwright.targets.ipu.feed import TrainingFeed, join
 from portwright.targets.ipu.options import make_options, read_settings
 from portwright.targets.ipu.programs import Programs, refusals
-from portwright.targets.ipu.step import PREFIX, Step, begin_blocks
+from portwright.targets.ipu.step import PREFIX, Step, TrainingFeed, begin_blocks, join
 from portwright.watching.random_states import seed_all, untouched_rng
 from portwright.watching.trees import make_mover
 
@@ -177,7 +179,11 @@ class IpuSession(CompiledSession):
         generation = _GENERATIONS[self._settings.section.offline_target]
         version = self._poptorch.__version__
         lines, rows = [], []
-        for phase, batch, num_batches in self._first_calls(phases):
+        for wanted in phases:
+            trains = wanted == "train"
+            batch = self._cast(self.sample_batches("train_input" if trains else "eval_input", 1)[0])
+            num_batches = self._settings.batches_per_call if trains else self._settings.eval_iterations
+            phase: Any = "predict" if self._job.mode == "predict" else wanted
             executor = self._training if phase == "train" else self._programs.get(phase, batch).executor
             tensors = join([batch] * num_batches)
             row: dict[str, Any] = {"step": phase, "batches_per_call": num_batches}
@@ -195,15 +201,6 @@ class IpuSession(CompiledSession):
             )
         return Lowered(tuple(lines), {"accepted": True, "poptorch": str(version), "steps": rows})
 
-    def _first_calls(self, phases: tuple[str, ...]) -> Iterator[tuple[Any, Any, int]]:
-        """Each phase, a batch of it, and how many batches a call takes."""
-        for phase in phases:
-            trains = phase == "train"
-            batch = self._cast(self.sample_batches("train_input" if trains else "eval_input", 1)[0])
-            count = self._settings.batches_per_call if trains else self._settings.eval_iterations
-            mode = "predict" if self._job.mode == "predict" else phase
-            yield mode, batch, count
-
     # -- state ---------------------------------------------------------------------------------------------
 
     def _optimizer_state(self) -> Iterator[tuple[str, Tensor]]:
@@ -212,14 +209,13 @@ class IpuSession(CompiledSession):
 
     def state(self) -> Iterator[Shard]:
         yield from super().state()
-        drawn = self._device_rng()
+        drawn = self._pending_rng
+        if drawn is None and self._training is not None and self._training.isCompiled():
+            drawn = [int(number) for number in self._training.rng_state or ()]
         if drawn:
-            yield Shard("rng/0/ipu", torch.tensor([_signed(number) for number in drawn]))
-
-    def _device_rng(self) -> list[int] | None:
-        if self._pending_rng is not None or self._training is None or not self._training.isCompiled():
-            return self._pending_rng
-        return [int(number) for number in self._training.rng_state or ()]
+            # Unsigned 64-bit numbers, as the int64 of the same bits.
+            signed = [number - 2**64 if number >= 2**63 else number for number in drawn]
+            yield Shard("rng/0/ipu", torch.tensor(signed))
 
     def counters(self) -> dict[str, Any]:
         version = str(self._poptorch.__version__)
@@ -251,6 +247,23 @@ class IpuSession(CompiledSession):
         super().close()
 
 
-def _signed(number: int) -> int:
-    """An unsigned 64-bit number as the int64 of the same bits."""
-    return number - 2**64 if number >= 2**63 else number
+class IpuBackend:
+    """Opens sessions only through PopTorch's public API, which the emulator has too."""
+
+    def __init__(self, flags: Mapping[str, Any], note: Callable[[str], None]) -> None:
+        num_processes = read_launch().world_size
+        if num_processes > 1:
+            raise UnsupportedError(
+                f"IPU was started in {num_processes} processes.",
+                "Start one, and set ipu.replication_factor: PopTorch spreads a model over IPUs by itself.",
+            )
+        self.world = World(Launch(), "cpu", None)
+        self.poptorch, self.emulates = import_vendor("poptorch", flags)
+        self._flags, self._note = flags, note
+
+    def open(self, job: JobSpec) -> IpuSession:
+        is_offline = bool(self._flags.get("validate_only") or self._flags.get("compile_only"))
+        return IpuSession(job, self.poptorch, self._note, is_offline=is_offline)
+
+    def close(self) -> None:
+        self.world.close()

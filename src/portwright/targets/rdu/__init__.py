@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from portwright.errors import UnsupportedError
 from portwright.needs import read_answers
 from portwright.target import Backend, Flag, Hardware, Target
-from portwright.targets.emulated import EMULATE, explain_missing, is_installed
+from portwright.targets.emulated import EMULATE, explain_missing
 from portwright.targets.rdu.section import RduSection
 
 if TYPE_CHECKING:
@@ -22,13 +22,11 @@ _SLIDES = "SambaNova SN40L, Hot Chips 2024 slides"
 
 
 def why_not() -> str | None:
-    if is_installed("sambaflow"):
-        return None
-    return explain_missing("SambaFlow", "it comes installed on SambaNova's systems", "rdu")
+    return explain_missing("SambaFlow", "sambaflow", "it comes installed on SambaNova's systems", "rdu")
 
 
 def make_backend(flags: Mapping[str, Any], note: Callable[[str], None]) -> Backend:
-    from portwright.targets.rdu.backend import RduBackend
+    from portwright.targets.rdu.session import RduBackend
 
     reason = None if flags.get(EMULATE.dest) else why_not()
     if reason is not None:

@@ -10,30 +10,18 @@ from functools import cache
 from pathlib import Path
 
 from portwright.graph.graph import Graph, Node
-from portwright.graph.kernels import Verdict
-from portwright.graph.tables import TableFile, argument
+from portwright.graph.tables import OwnTrainingTable, argument
 
 LABEL = "conservative: only what SambaNova's public documents and examples show; SambaFlow takes more, and none of it was tried"
 OPTIMIZERS = ("SGD", "AdamW")
 
 
-class RduTable(TableFile):
+class RduTable(OwnTrainingTable):
     """The public part of SambaFlow's table."""
 
-    def judge(self, graph: Graph, node: Node) -> Verdict:
-        if node.phase == "optimizer":
-            return _judge_optimizer(graph)
-        if node.phase == "backward":
-            return self.judge(graph, graph.nodes[node.forward]) if node.forward >= 0 else Verdict("native")
-        return super().judge(graph, node)
-
-
-def _judge_optimizer(graph: Graph) -> Verdict:
-    if not graph.optimizer or graph.optimizer.lower() in {name.lower() for name in OPTIMIZERS}:
-        return Verdict("native")
-    return Verdict(
-        "refused",
-        f"no public document shows the optimizer {graph.optimizer} on an RDU (a conservative refusal)",
+    optimizers = OPTIMIZERS
+    no_optimizer = (
+        "no public document shows the optimizer {} on an RDU (a conservative refusal)",
         f"Use one of {', '.join(OPTIMIZERS)}, or ask SambaNova.",
     )
 
@@ -71,15 +59,15 @@ CONSTRAINTS = {check.__name__: check for check in (no_alpha, two_dimensional, in
 CURES = {"no_alpha": "Multiply first: x + alpha * y.", "two_dimensional": "Compile it on the system itself."}
 
 
-def _unlisted(op: str) -> tuple[str, str]:
-    return (
-        f"{op} is not in the public list (a conservative refusal: SambaFlow may well run it)",
-        "Compile it on the system itself, or ask SambaNova; portwright ops --target rdu lists what is public.",
-    )
-
-
 @cache
 def table() -> RduTable:
     return RduTable(
-        Path(__file__).with_name("kernels.tsv"), CONSTRAINTS, LABEL, cures=CURES, unlisted=_unlisted
+        Path(__file__).with_name("kernels.tsv"),
+        CONSTRAINTS,
+        LABEL,
+        cures=CURES,
+        unlisted=lambda op: (
+            f"{op} is not in the public list (a conservative refusal: SambaFlow may well run it)",
+            "Compile it on the system itself, or ask SambaNova; portwright ops --target rdu lists what is public.",
+        ),
     )

@@ -46,12 +46,8 @@ class Program:
         self._compiled_settings = spec.model_dump(mode="json", exclude={"learning_rate"})
         self._name = settings.pef_name or re.sub(r"\W+", "_", title.lower()).strip("_") or "model"
         self.pef: Path | None = None
-        self._is_traced = False
+        self.is_traced = False
         self._samba.from_torch_model_(step)
-
-    @property
-    def is_traced(self) -> bool:
-        return self._is_traced
 
     def name_inputs(self, batch: Any) -> list[Any]:
         """A batch as SambaTensors, whose first dimension is the batch."""
@@ -148,49 +144,40 @@ class Program:
         global _loaded
         inputs = self._prepare(batch)
         before = _loaded() if _loaded is not None else None
-        if before is not None:
-            before._leave()
+        if before is not None:  # its weights and state go to the host until it runs again
+            before.to_host()
+            before.is_traced = False
         with refusals(self.version, "trace_graph"):
             self._utils.trace_graph(self._step, inputs, self._optimizers or None, pef=str(pef))
-        self.pef, self._is_traced, _loaded = pef, True, weakref.ref(self)
-
-    def _leave(self) -> None:
-        """Makes room for another program: weights and state go to the host until this one runs again."""
-        self.to_host()
-        self._is_traced = False
+        self.pef, self.is_traced, _loaded = pef, True, weakref.ref(self)
 
     def run(self, batch: Any, rate: float) -> Tensor:
         """Runs one update, all sections with the learning rate as a hyperparameter; gives the loss."""
         options: dict[str, Any] = {}
         if self._settings.section.data_parallel:
             options = {"data_parallel": True, "reduce_on_rdu": self._settings.section.reduce_on_rdu}
+        return self._run(batch, hyperparam_dict={"lr": rate}, **options)
+
+    def forward(self, batch: Any) -> Tensor:
+        """The loss of a batch, by the section fwd only."""
+        return self._run(batch, section_types=["fwd"])
+
+    def _run(self, batch: Any, **options: Any) -> Tensor:
         with refusals(self.version, "run"):
             outputs = self._samba.session.run(
                 input_tensors=self.name_inputs(batch),
                 output_tensors=self._step.output_tensors,
-                hyperparam_dict={"lr": rate},
                 **options,
             )
         loss: Tensor = self._samba.to_torch(outputs[0])
         return loss
 
-    def forward(self, batch: Any) -> Tensor:
-        """The loss of a batch, by the section fwd only."""
-        with refusals(self.version, "run"):
-            outputs = self._samba.session.run(
-                input_tensors=self.name_inputs(batch),
-                output_tensors=self._step.output_tensors,
-                section_types=["fwd"],
-            )
-        loss: Tensor = self._samba.to_torch(outputs[0])
-        return loss
-
     def to_host(self) -> None:
-        if self._is_traced:
+        if self.is_traced:
             self._samba.session.to_cpu(self._step)
 
     def to_device(self) -> None:
-        if self._is_traced:
+        if self.is_traced:
             self._samba.session.to_rdu(self._step)
 
 

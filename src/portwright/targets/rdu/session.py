@@ -13,14 +13,16 @@ import torch
 from torch import Tensor
 
 from portwright.base_model import make_model, split_loss
-from portwright.errors import UserError
+from portwright.errors import UnsupportedError, UserError
 from portwright.runtime.compiled_session import CPU, CompiledSession, take_weights
 from portwright.runtime.fixed_shape import FixedShapeFeed
 from portwright.runtime.inputs import explaining
-from portwright.target import JobSpec, Lowered, Shard, World
+from portwright.runtime.world import World, read_launch
+from portwright.target import JobSpec, Lowered, Shard
+from portwright.targets.emulated import import_vendor
 from portwright.targets.rdu import optimizers
 from portwright.targets.rdu.program import Program, Step
-from portwright.targets.rdu.section import Settings
+from portwright.targets.rdu.section import Settings, read_settings
 from portwright.watching.random_states import seed_all, untouched_rng
 from portwright.watching.trees import name_outputs
 
@@ -127,9 +129,9 @@ class RduSession(CompiledSession):
         if self._program is None:
             return Lowered(("evaluation runs on the host: there is nothing to compile.",), {})
         pef = self._program.compile(self._first_batch())
-        what = "emulated PEF, which no RDU can run" if self._settings.is_emulated else "PEF"
-        lines = (f"compiled an {what}: {pef}" if what[0] == "e" else f"compiled a {what}: {pef}",)
-        return Lowered((*lines, f"train with it: python run.py RDU run --pef={pef} ..."), {"pef": str(pef)})
+        what = "an emulated PEF, which no RDU can run" if self._settings.is_emulated else "a PEF"
+        lines = (f"compiled {what}: {pef}", f"train with it: python run.py RDU run --pef={pef} ...")
+        return Lowered(lines, {"pef": str(pef)})
 
     def _first_batch(self) -> Any:
         batches = self.sample_batches("train_input", 1)
@@ -154,3 +156,27 @@ class RduSession(CompiledSession):
             optimizers.load_state(self._optimizers, self._trained, self._job.params.optimizer, states)
             self._go_on_from(counters, generators)
         self._program.to_device()
+
+
+class RduBackend:
+    """Opens sessions only through SambaFlow's public API, which the emulator has too."""
+
+    def __init__(self, flags: Mapping[str, Any], note: Callable[[str], None]) -> None:
+        _, self.emulates = import_vendor("sambaflow", flags)
+        launch = read_launch()
+        if launch.world_size > 1 and self.emulates is not None:
+            raise UnsupportedError(
+                f"RDU was started in {launch.world_size} processes, and several RDUs are not emulated.",
+                "Start one process.",
+            )
+        self.world = World(launch, "cpu", None)
+        self._flags, self._note = flags, note
+
+    def open(self, job: JobSpec) -> RduSession:
+        settings = read_settings(
+            job, self._flags, self._note, num_processes=self.world.size, is_emulated=self.emulates is not None
+        )
+        return RduSession(job, settings, self.world, self._note)
+
+    def close(self) -> None:
+        self.world.close()

@@ -13,8 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from portwright.errors import UserError
-from portwright.graph.graph import ITEM_BYTES, Graph, Module, Ref, Value
-from portwright.graph.repeats import mark_repeats
+from portwright.graph.graph import ITEM_BYTES, Graph, Module, Ref, Value, mark_repeats
 from portwright.tensorflow.capturing.build import BuiltStep, GetBatch, MakeSpec, build_step, uncollected
 from portwright.tensorflow.capturing.calls import write_call
 from portwright.tensorflow.capturing.optimizer import (
