@@ -6,6 +6,7 @@ import ast
 from collections.abc import Sequence
 
 from portwright.port.rule import File
+from portwright.port.tree import FUNCTIONS, is_name
 
 _WRAPPERS = ("poptorch.trainingModel", "poptorch.inferenceModel")
 
@@ -59,14 +60,11 @@ def _is_passed_on(file: File, statement: ast.Assign) -> bool:
 
 def _is_given(file: File, value: ast.expr) -> bool:
     """Whether a value is a parameter, or an attribute set from one, so that any caller may choose it."""
-    if isinstance(value, ast.Name):
-        found = file.tree.scope_of(value).lookup(value.id)
-        return found is not None and all(b.kind == "parameter" for b in found[1])
-    if isinstance(value, ast.Attribute) and isinstance(value.value, ast.Name) and value.value.id == "self":
-        info = file.tree.class_of(value)
-        made = info.attributes.get(value.attr, []) if info else []
+    if isinstance(value, ast.Attribute) and is_name(value.value, "self"):
+        made = file.tree.attribute_values(value)
         return bool(made) and all(isinstance(m, ast.Name) and _is_given(file, m) for m in made)
-    return False
+    found = file.tree.bindings(value)
+    return bool(found) and all(b.kind == "parameter" for b in found)
 
 
 def is_guarded(file: File, node: ast.AST) -> bool:
@@ -76,6 +74,6 @@ def is_guarded(file: File, node: ast.AST) -> bool:
             text = file.segment(outer.test).lower()
             if any(word in text for word in ("ipu", "pop", "compute_mode", "device", "executor")):
                 return True
-        if isinstance(outer, (ast.FunctionDef, ast.AsyncFunctionDef)):
+        if isinstance(outer, FUNCTIONS):
             return False
     return False

@@ -8,14 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from portwright.port.devices import words
 from portwright.port.imports import Imports, read_imports
 from portwright.port.keras_layout.anatomy import _is_of_data as is_of_data
 from portwright.port.names import split_reference
 from portwright.port.project import Project, read_source
 from portwright.port.rule import File
 from portwright.port.source import UnreadableError
-from portwright.port.tree import FUNCTIONS, asks_own_name
+from portwright.port.tree import FUNCTIONS, asks_own_name, imported_tops, words
 
 
 @dataclass(frozen=True)
@@ -282,12 +281,9 @@ def find_owners(reach: Reach) -> list[Seen]:
 def _is_loaded_always(reach: Reach, package: str) -> bool:
     """Whether a vendor's package is imported unconditionally; else its loop is only a branch beside the script's own."""
     return package != "" and any(
-        each.partition(".")[0] == package and isinstance(file.tree.parents[node], ast.Module)
+        package in imported_tops(node) and isinstance(file.tree.parents[node], ast.Module)
         for file in reach.files.values()
         for node in file.tree.all(ast.Import, ast.ImportFrom)
-        for each in (
-            [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
-        )
     )
 
 

@@ -11,6 +11,7 @@ from portwright.port.check import Selection, as_seen, find
 from portwright.port.finding import Edit, Finding, Safety
 from portwright.port.project import Project
 from portwright.port.source import Source, UnreadableError
+from portwright.port.tree import imported_tops
 
 _MAX_ROUNDS = 200
 
@@ -168,7 +169,9 @@ def _insert_imports(source: Source, module: ast.Module, statements: Sequence[str
     imports, which load torch too, go after that one.
     """
     after: ast.stmt | None = None
-    loads = next((n for n in module.body if _loads_torch(n) and source.span(n)[1] <= first_use), None)
+    loads = next(
+        (n for n in module.body if "torch" in imported_tops(n) and source.span(n)[1] <= first_use), None
+    )
     for position, node in enumerate(module.body):
         if loads is not None:
             loads, after = (None if node is loads else loads), node
@@ -196,12 +199,6 @@ def _insert_imports(source: Source, module: ast.Module, statements: Sequence[str
     start, end = source.line_span(line)
     end = start + len(source.data[start:end].rstrip(b"\r\n"))  # a notebook's cell may end here
     return Edit(end, end, "".join(source.newline + statement for statement in statements))
-
-
-def _loads_torch(node: ast.stmt) -> bool:
-    names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-    names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-    return any(name.partition(".")[0] == "torch" for name in names)
 
 
 def _only_imports(node: ast.Try | ast.If) -> bool:

@@ -16,7 +16,7 @@ from portwright.port.names import Names
 from portwright.port.project import Project
 from portwright.port.source import Source
 from portwright.port.steps import Flow
-from portwright.port.tree import Tree
+from portwright.port.tree import MethodCall, Tree, is_method_call
 
 T = TypeVar("T")
 
@@ -60,10 +60,10 @@ class File:
         return calls
 
     @cached_property
-    def _methods(self) -> dict[str, list[ast.Call]]:
-        calls: defaultdict[str, list[ast.Call]] = defaultdict(list)
+    def _methods(self) -> dict[str, list[MethodCall]]:
+        calls: defaultdict[str, list[MethodCall]] = defaultdict(list)
         for call in self.tree.all(ast.Call):
-            if isinstance(call.func, ast.Attribute) and self.names.resolve(call.func) is None:
+            if is_method_call(call) and self.names.resolve(call.func) is None:
                 calls[call.func.attr].append(call)
         return calls
 
@@ -108,9 +108,13 @@ class File:
                 found += self._calls.get(name, ())
         return found
 
-    def methods(self, *names: str) -> list[ast.Call]:
+    def methods(self, *names: str) -> list[MethodCall]:
         """Calls of methods by name, on values other than imported modules and classes."""
         return [call for name in names for call in self._methods.get(name, ())]
+
+    def operations(self, *names: str) -> list[ast.Call]:
+        """Calls of operations that torch has both as functions and as methods of a tensor."""
+        return [*self.calls(*(f"torch.{name}" for name in names)), *self.methods(*names)]
 
     def attributes(self, *names: str) -> list[ast.Attribute]:
         return [node for name in names for node in self._attributes.get(name, ())]

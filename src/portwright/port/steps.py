@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 
 from portwright.port.callers import MOST_HOPS, functions_called_from_steps
@@ -11,7 +12,16 @@ from portwright.port.kinds import STEP_METHODS, Kinds
 from portwright.port.names import Names
 from portwright.port.project import Project, read_source
 from portwright.port.source import UnreadableError
-from portwright.port.tree import FUNCTIONS, ClassInfo, FunctionNode, Tree, is_name
+from portwright.port.tree import (
+    FUNCTIONS,
+    ClassInfo,
+    FunctionNode,
+    MethodCall,
+    Tree,
+    is_method_call,
+    is_name,
+    last_name,
+)
 
 
 class Steps:
@@ -49,35 +59,34 @@ class Steps:
         return reached
 
     @cached_property
-    def backward_calls(self) -> list[ast.Call]:
+    def backward_calls(self) -> list[MethodCall]:
         """Calls that start a backward pass, in the order of the text."""
         found = []
         for call in self.tree.all(ast.Call):
-            if not isinstance(call.func, ast.Attribute) or call.func.attr != "backward":
+            if not is_method_call(call, "backward"):
                 continue
             if self.names.resolve(call.func) not in (None, "torch.autograd.backward"):
                 continue
-            receiver = call.func.value
-            if isinstance(receiver, ast.Call) and is_name(receiver.func, "super"):
-                continue
-            if is_name(receiver, "ctx") or is_name(receiver, "self"):
-                continue
-            function = self.tree.function_of(call)
-            if function is not None and any(a.arg == "ctx" for a in function.args.args[:1]):
-                continue  # of an autograd.Function
-            found.append(call)
+            receiver, function = call.func.value, self.tree.function_of(call)
+            is_of_autograd = function is not None and any(a.arg == "ctx" for a in function.args.args[:1])
+            is_inherited = isinstance(receiver, ast.Call) and is_name(receiver.func, "super")
+            if not (is_of_autograd or is_inherited or is_name(receiver, "ctx") or is_name(receiver, "self")):
+                found.append(call)
         return sorted(found, key=lambda c: (c.lineno, c.col_offset))
 
     @cached_property
-    def step_regions(self) -> dict[ast.AST, list[ast.Call]]:
+    def step_regions(self) -> dict[ast.AST, list[MethodCall]]:
         """Each loop whose iteration is one update, or function that makes one, with its backward calls.
 
         Such a loop is the innermost one around backward() that also calls step().
         """
-        regions: dict[ast.AST, list[ast.Call]] = {}
+        regions: dict[ast.AST, list[MethodCall]] = {}
         for call in self.backward_calls:
             loops = self.tree.loops_of(call)
-            region = next((loop for loop in loops if _calls_step(loop)), loops[0] if loops else None)
+            region = next(
+                (loop for loop in loops if any(is_method_call(node, "step") for node in ast.walk(loop))),
+                loops[0] if loops else None,
+            )
             if region is None:
                 region = self.tree.function_of(call)
             if region is not None:  # backward() at the top level without a loop is no step
@@ -159,34 +168,34 @@ class Steps:
 
     def is_gated(self, node: ast.AST, region: ast.AST | None = None) -> bool:
         """Whether a node runs only every so many steps, under a condition such as `if step % 100 == 0`."""
-        for ancestor in self.tree.ancestors(node):
-            if ancestor is region or isinstance(ancestor, FUNCTIONS):
-                return False
-            if isinstance(ancestor, ast.If) and any(
-                isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod)
-                for part in ast.walk(ancestor.test)
-            ):
-                return True
-        return False
+        around = takewhile(
+            lambda a: a is not region and not isinstance(a, FUNCTIONS), self.tree.ancestors(node)
+        )
+        return any(
+            isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod)
+            for outer in around
+            if isinstance(outer, ast.If)
+            for part in ast.walk(outer.test)
+        )
 
     def is_without_gradients(self, node: ast.AST) -> bool:
         """Whether a node is under no_grad or inference_mode, as evaluation is."""
-        for ancestor in self.tree.ancestors(node):
-            if isinstance(ancestor, (ast.With, ast.AsyncWith)):
-                for item in ancestor.items:
-                    call = item.context_expr
-                    if isinstance(call, ast.Call) and _is_no_grad(self.names.resolve(call.func)):
-                        return True
-            elif isinstance(ancestor, FUNCTIONS) and self._is_without_gradients(ancestor):
-                return True
-        return False
+        return any(
+            any(
+                isinstance(item.context_expr, ast.Call) and self._is_no_grad(item.context_expr)
+                for item in a.items
+            )
+            if isinstance(a, (ast.With, ast.AsyncWith))
+            else isinstance(a, FUNCTIONS) and self._is_without_gradients(a)
+            for a in self.tree.ancestors(node)
+        )
 
     def _is_without_gradients(self, function: ast.AST) -> bool:
-        for decorator in getattr(function, "decorator_list", []):
-            target = decorator.func if isinstance(decorator, ast.Call) else decorator
-            if _is_no_grad(self.names.resolve(target)):
-                return True
-        return False
+        return any(map(self._is_no_grad, getattr(function, "decorator_list", [])))
+
+    def _is_no_grad(self, node: ast.expr) -> bool:
+        dotted = self.names.resolve(node.func if isinstance(node, ast.Call) else node)
+        return dotted in ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad")
 
     def _called(self, info: ClassInfo | None, function: ast.AST) -> list[tuple[ClassInfo | None, ast.AST]]:
         """Functions of this file that a function calls or passes on."""
@@ -194,7 +203,7 @@ class Steps:
         for node in ast.walk(function):
             if isinstance(node, ast.Attribute) and is_name(node.value, "self") and info is not None:
                 method = info.methods.get(node.attr)
-                if method is not None and self._is_call(node):
+                if method is not None and self.tree.parent_call(node):
                     found.append((info, method))
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                 local = self._named_function(node)
@@ -205,31 +214,22 @@ class Steps:
                     found.append((made, made.methods["__init__"]))
         return found
 
-    def _is_call(self, node: ast.AST) -> bool:
-        parent = self.tree.parents.get(node)
-        return isinstance(parent, ast.Call) and parent.func is node
-
     def _local_function(self, call: ast.Call) -> FunctionNode | None:
         if isinstance(call.func, ast.Name):
             return self._named_function(call.func)
-        if isinstance(call.func, ast.Attribute) and is_name(call.func.value, "self"):
-            info = self.tree.class_of(call)
-            if info is not None:
-                return info.methods.get(call.func.attr)
-        return None
+        own = is_method_call(call) and is_name(call.func.value, "self")
+        info = self.tree.class_of(call) if own else None
+        return None if info is None else info.methods.get(last_name(call.func))
 
     def _named_class(self, name: ast.Name) -> ClassInfo | None:
         """The class of this file that a name instantiates, if it is no nn.Module."""
-        found = self.tree.scope_of(name).lookup(name.id)
-        node = found[1][0].node if found and len(found[1]) == 1 and self._is_call(name) else None
+        node = self.tree.defined(name) if self.tree.parent_call(name) else None
         is_own = isinstance(node, ast.ClassDef) and not self.names.is_module_node(node)
         return self.tree.classes[node] if is_own else None  # type: ignore[index]
 
     def _named_function(self, name: ast.Name) -> FunctionNode | None:
-        found = self.tree.scope_of(name).lookup(name.id)
-        if found and len(found[1]) == 1 and isinstance(found[1][0].node, FUNCTIONS):
-            return found[1][0].node
-        return None
+        node = self.tree.defined(name)
+        return node if isinstance(node, FUNCTIONS) else None
 
 
 def _calls_to_other_files(project: Project, path: Path, hops: int) -> set[str]:
@@ -241,10 +241,6 @@ def _calls_to_other_files(project: Project, path: Path, hops: int) -> set[str]:
     return Steps(tree, Names(path, tree, project)).calls_to_other_files(hops)
 
 
-def _is_no_grad(dotted: str | None) -> bool:
-    return dotted in ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad")
-
-
 def _is_outside_of_loop(region: ast.AST, node: ast.AST, tree: Tree) -> bool:
     """Whether a node is in a loop's iterable or else, which are not part of an iteration."""
     if not isinstance(region, (ast.For, ast.AsyncFor)):
@@ -254,13 +250,6 @@ def _is_outside_of_loop(region: ast.AST, node: ast.AST, tree: Tree) -> bool:
         if ancestor is region:
             return inner is region.iter or inner in region.orelse
         inner = ancestor
-    return False
-
-
-def _calls_step(region: ast.AST) -> bool:
-    for node in ast.walk(region):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step":
-            return True
     return False
 
 

@@ -59,8 +59,7 @@ class BackwardBesideExecutor(Rule):
         for region in file.flow.step_regions:
             for call in [*file.methods("step"), *file.methods("zero_grad")]:
                 if (
-                    isinstance(call.func, ast.Attribute)
-                    and file.tree.is_within(call, region)
+                    file.tree.is_within(call, region)
                     and not is_guarded(file, call)
                     and _is_optimizer(file, call.func.value)
                 ):

@@ -55,11 +55,7 @@ class BatchSizeInView(Rule):
         for call in file.methods("view", "reshape"):
             if not call.args or not file.flow.in_forward(call):
                 continue
-            first = (
-                call.args[0].elts[0]
-                if isinstance(call.args[0], (ast.Tuple, ast.List)) and call.args[0].elts
-                else call.args[0]
-            )
+            first = next(iter(getattr(call.args[0], "elts", ())), call.args[0])
             if _is_batch_size(file, first):
                 yield self.report(
                     file, call, f"the batch size '{file.segment(first)}' is written into this shape"

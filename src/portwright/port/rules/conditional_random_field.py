@@ -45,10 +45,9 @@ class ConditionalRandomField(Rule):
     framework = "tensorflow"
 
     def find(self, file: File) -> Iterator[Finding]:
-        found = [(call, f"tf.{name}") for call, name in tensorflow_of(file).calls("contrib.crf.")]
+        for call, name in tensorflow_of(file).calls("contrib.crf."):
+            yield self.report(file, call, f"tf.{name} has no kernel on an accelerator")
         for call in file.tree.all(ast.Call):
             dotted = file.resolve(call.func) or ""
             if dotted.startswith(_LIBRARIES) and "crf" in dotted.lower():
-                found.append((call, dotted))
-        for call, name in found:
-            yield self.report(file, call, f"{name} has no kernel on an accelerator")
+                yield self.report(file, call, f"{dotted} has no kernel on an accelerator")

@@ -1,11 +1,11 @@
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from portwright.port.finding import Edit, Finding
 from portwright.port.rewrite import writes_in_place
 from portwright.port.rule import File, Rule
+from portwright.port.tree import is_method_call
 
 
 class ContiguousView(Rule):
@@ -43,12 +43,8 @@ class ContiguousView(Rule):
 
     def find(self, file: File) -> Iterator[Finding]:
         for call in file.methods("view"):
-            inner = call.func.value if isinstance(call.func, ast.Attribute) else None
-            if (
-                not isinstance(inner, ast.Call)
-                or not isinstance(inner.func, ast.Attribute)
-                or inner.func.attr != "contiguous"
-            ):
+            inner = call.func.value
+            if not is_method_call(inner, "contiguous"):
                 continue
             if inner.args or inner.keywords or call.keywords or not call.args or not file.flow.in_step(call):
                 continue

@@ -129,11 +129,10 @@ def _is_read(file: File, name: str) -> bool:
 def _rewrite(file: File, reference: Reference, name: str) -> tuple[list[Edit], tuple[str, ...]]:
     spell = tensorflow_of(file).spell
     if name == "layers.xavier_initializer":
-        call = file.tree.parents.get(reference.node)
-        if isinstance(call, ast.Call) and call.func is reference.node and _is_plain_xavier(call):
-            text = spell("compat.v1.glorot_uniform_initializer")
-            if text is not None:
-                return [file.replace(reference.node, text)], ()
+        call = file.tree.parent_call(reference.node)
+        text = spell("compat.v1.glorot_uniform_initializer")
+        if call is not None and _is_plain_xavier(call) and text is not None:
+            return [file.replace(reference.node, text)], ()
     home = home_of(name)
     if home is None:
         return [], ()
@@ -154,12 +153,8 @@ def _rewrite(file: File, reference: Reference, name: str) -> tuple[list[Edit], t
 
 
 def _is_refused(file: File, reference: Reference) -> bool:
-    call = file.tree.parents.get(reference.node)
-    return (
-        isinstance(call, ast.Call)
-        and call.func is reference.node
-        and any(k.arg in _REFUSED for k in call.keywords)
-    )
+    call = file.tree.parent_call(reference.node)
+    return call is not None and any(k.arg in _REFUSED for k in call.keywords)
 
 
 def _is_plain_xavier(call: ast.Call) -> bool:

@@ -28,8 +28,7 @@ def _only_moves(file: File, call: ast.Call) -> bool:
     """Whether what current_accelerator() returns is used as a device, and never compared with None."""
     statement = file.tree.statement_of(call)
     if not isinstance(statement, ast.Assign) or statement.value is not call:
-        parent = file.tree.parents.get(call)
-        return isinstance(parent, (ast.Call, ast.keyword))
+        return isinstance(file.tree.parents.get(call), (ast.Call, ast.keyword))
     target = statement.targets[0]
     uses: list[ast.expr] = [
         *(n for n in file.tree.all(ast.Name) if isinstance(target, ast.Name) and n.id == target.id),
@@ -95,7 +94,7 @@ class CudaCall(Rule):
             parent = file.tree.parents.get(call)
             edits: list[Edit] = []
             safety: Safety = "safe"
-            if last in IDLE and isinstance(statement, ast.Expr) and statement.value is call:
+            if last in IDLE and statement is not None and file.tree.is_whole(call):
                 if all(is_pure(file, a) for a in (*call.args, *(k.value for k in call.keywords))):
                     edits = remove_statement(file, statement)
             elif last in _QUESTIONS and not call.args and not call.keywords:

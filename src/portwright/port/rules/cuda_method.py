@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from portwright.port.finding import Finding
@@ -43,11 +42,6 @@ class CudaMethod(Rule):
     def find(self, file: File) -> Iterator[Finding]:
         safety = device_safety(file)
         for call in file.methods("cuda"):
-            if (
-                not isinstance(call.func, ast.Attribute)
-                or len(call.args) > 1
-                or file.flow.kind(call.func.value) == "executor"
-            ):
-                continue
-            edits = settle_move(file, call) or []
-            yield self.report(file, call, ".cuda() needs a CUDA device", edits, safety=safety)
+            if len(call.args) < 2 and file.flow.kind(call.func.value) != "executor":
+                edits = settle_move(file, call) or []
+                yield self.report(file, call, ".cuda() needs a CUDA device", edits, safety=safety)

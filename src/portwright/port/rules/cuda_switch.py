@@ -60,8 +60,9 @@ class CudaSwitch(Rule):
             "torch.set_float32_matmul_precision", "torch.backends.cuda.", "torch.backends.cudnn."
         ):
             found = file.tree.statement_of(call)
-            is_alone = isinstance(found, ast.Expr) and found.value is call
-            pure = is_alone and all(is_pure(file, part) for part in (*call.args, *call.keywords))
+            pure = file.tree.is_whole(call) and all(
+                is_pure(file, part) for part in (*call.args, *call.keywords)
+            )
             yield self.report(
                 file,
                 call,

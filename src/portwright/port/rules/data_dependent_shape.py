@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from portwright.port.finding import Finding
 from portwright.port.masks import is_mask, is_masked_reduction
 from portwright.port.rule import File, Rule
+from portwright.port.tree import last_name
 
 
 class DataDependentShape(Rule):
@@ -39,25 +40,14 @@ class DataDependentShape(Rule):
     cure = "Keep the shape: torch.where, a product with the mask, or ignore_index in the loss."
 
     def find(self, file: File) -> Iterator[Finding]:
-        for call in [
-            *file.calls(
-                "torch.nonzero",
-                "torch.masked_select",
-                "torch.unique",
-                "torch.unique_consecutive",
-                "torch.argwhere",
-            ),
-            *file.methods("nonzero", "masked_select", "unique", "unique_consecutive", "argwhere"),
-        ]:
-            if file.flow.in_step(call) and not is_masked_reduction(file, call):
-                if isinstance(call.func, ast.Attribute) and file.flow.kind(call.func.value) in (
-                    "number",
-                    "text",
-                    "module",
-                ):
-                    continue
-                name = getattr(call.func, "attr", getattr(call.func, "id", ""))
-                yield self.report(file, call, f"the shape of {name}() depends on values")
+        for call in file.operations("nonzero", "masked_select", "unique", "unique_consecutive", "argwhere"):
+            receiver = file.flow.kind(call.func.value) if isinstance(call.func, ast.Attribute) else None
+            if (
+                file.flow.in_step(call)
+                and not is_masked_reduction(file, call)
+                and receiver not in ("number", "text", "module")
+            ):
+                yield self.report(file, call, f"the shape of {last_name(call.func)}() depends on values")
         for call in file.calls("torch.where"):
             if len(call.args) == 1 and not call.keywords and file.flow.in_step(call):
                 yield self.report(

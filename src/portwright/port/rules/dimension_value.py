@@ -66,16 +66,12 @@ class DimensionValue(Rule):
 
 def _is_shape(file: File, node: ast.expr, depth: int = 0) -> bool:
     """Whether a node is `x.shape`, `x.get_shape()`, or a name that is only assigned those."""
-    if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Attribute) and node.func.attr == "get_shape"
-    if isinstance(node, ast.Attribute):
-        return node.attr in _SHAPES
-    if isinstance(node, ast.Subscript):
-        return isinstance(node.slice, ast.Slice) and _is_shape(file, node.value, depth)
-    if isinstance(node, ast.Name) and depth < 4:
-        found = file.tree.scope_of(node).lookup(node.id)
-        return found is not None and all(
-            b.kind == "assign" and b.value is not None and _is_shape(file, b.value, depth + 1)
-            for b in found[1]
-        )
-    return False
+    match node:
+        case ast.Call(func=ast.Attribute(attr="get_shape")):
+            return True
+        case ast.Attribute():
+            return node.attr in _SHAPES
+        case ast.Subscript(slice=ast.Slice()):
+            return _is_shape(file, node.value, depth)
+    values = file.tree.assigned(node) if depth < 4 else []
+    return bool(values) and all(_is_shape(file, value, depth + 1) for value in values)

@@ -60,17 +60,14 @@ def _rewrite(file: File, call: ast.Call) -> list[Edit]:
     """Edits that replace `tf.shape(x)[i]` by `x.shape[i]`."""
     tensor = argument(call, 0, "input")
     outer = file.tree.parents.get(call)
-    if tensor is None or has_star(call) or len(call.args) + len(call.keywords) > 1:
-        return []
     if (
-        not isinstance(outer, ast.Subscript)
+        not isinstance(tensor, (ast.Name, ast.Attribute, ast.Subscript))
+        or has_star(call)
+        or len(call.args) + len(call.keywords) > 1
+        or not isinstance(outer, ast.Subscript)
         or outer.value is not call
         or not isinstance(const(outer.slice), int)
+        or isinstance(file.tree.parents.get(outer), ast.Attribute)  # the result is used as a tensor
     ):
         return []
-    if not isinstance(tensor, (ast.Name, ast.Attribute, ast.Subscript)):
-        return []
-    user = file.tree.parents.get(outer)
-    if isinstance(user, ast.Attribute):
-        return []  # the result is used as a tensor
     return [file.replace(call, f"{text_of(file, tensor)}.shape")]

@@ -16,7 +16,10 @@ from portwright.port.tensorflow_names import (
 )
 
 _CANNED_V1 = "from portwright.tensorflow.canned import v1 as canned_v1"
-_PACKAGES = ("tensorflow_estimator.", "tensorflow.python.estimator.", "tensorflow.contrib.estimator.")
+_PACKAGES = (
+    "tensorflow_estimator.", "tensorflow.python.estimator.", "tensorflow.contrib.estimator.", "tensorflow.estimator.",
+    "tensorflow.compat.v1.estimator.", "tensorflow.compat.v2.estimator.",
+)  # fmt: skip
 _HOMES = {"": ESTIMATOR, **{f".{inner}": names for inner, names in INNER.items()}}
 
 
@@ -139,9 +142,7 @@ def _is_vendors(module: str) -> bool:
 def _is_theirs(file: File, statement: ast.ImportFrom, module: str) -> bool:
     if module in ("tensorflow.", "tensorflow.compat.v1.", "tensorflow.compat.v2."):
         return any(a.name == "estimator" for a in statement.names)
-    if module.startswith(_PACKAGES) or module.startswith(
-        ("tensorflow.estimator.", "tensorflow.compat.v1.estimator.", "tensorflow.compat.v2.estimator.")
-    ):
+    if module.startswith(_PACKAGES):
         return ".tpu." not in module
     if not _is_vendors(module):
         return False

@@ -52,10 +52,9 @@ class EvaluationMetric(Rule):
     def find(self, file: File) -> Iterator[Finding]:
         for call in file.tree.all(ast.Call):
             dotted = file.resolve(call.func) or ""
-            if not dotted.endswith(".EstimatorSpec") or not dotted.startswith(
-                ("tensorflow", "portwright.tensorflow")
-            ):
-                continue
             given = argument(call, _POSITION, "eval_metric_ops")
-            if given is not None and not is_constant(given, None):
+            is_spec = dotted.endswith(".EstimatorSpec") and dotted.startswith(
+                ("tensorflow", "portwright.tensorflow")
+            )
+            if is_spec and given is not None and not is_constant(given, None):
                 yield self.report(file, given, "these metrics would be a part of the step")

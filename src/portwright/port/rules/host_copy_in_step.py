@@ -45,16 +45,13 @@ class HostCopyInStep(Rule):
 
     def find(self, file: File) -> Iterator[Finding]:
         for call in file.methods("cpu", "numpy", "tolist"):
-            if call.args or not file.flow.in_step(call) or not isinstance(call.func, ast.Attribute):
+            outer = file.tree.parents.get(call)
+            is_part = isinstance(outer, ast.Attribute) and outer.attr in (
+                "numpy",
+                "tolist",
+            )  # of .cpu().numpy()
+            if call.args or is_part or not file.flow.in_step(call):
                 continue
-            parent = file.tree.parents.get(call)
-            if isinstance(parent, ast.Attribute) and parent.attr in ("numpy", "tolist"):
-                continue  # .cpu().numpy() is one copy
-            if file.flow.kind(call.func.value) in ("module", "number", "text"):
-                continue
-            yield self.report(
-                file,
-                call,
-                f"a tensor is copied to the host in the step: {short(file, call)}",
-                needs=needs_of_read(file, call),
-            )
+            if file.flow.kind(call.func.value) not in ("module", "number", "text"):
+                message = f"a tensor is copied to the host in the step: {short(file, call)}"
+                yield self.report(file, call, message, needs=needs_of_read(file, call))

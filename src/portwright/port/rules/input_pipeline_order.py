@@ -6,6 +6,7 @@ from portwright.port.finding import Finding
 from portwright.port.pipelines import Step, pipelines_of
 from portwright.port.rewrite import argument, is_constant
 from portwright.port.rule import File, Rule
+from portwright.port.tree import words
 
 _BATCHES = ("batch", "padded_batch", "map_and_batch")
 _SHUFFLES = ("shuffle", "shuffle_and_repeat")
@@ -74,14 +75,7 @@ def _mistakes(step: Step, before: list[str]) -> Iterator[tuple[str, str | None]]
         if batched:
             message = "the cache holds batches, so that a shuffle behind it moves whole batches"
             yield message, "Call cache() before shuffle() and batch()."
-    if step.name == "shard" and set(before) & {
-        "map",
-        "shuffle",
-        "batch",
-        "padded_batch",
-        "repeat",
-        "interleave",
-    }:
+    if step.name == "shard" and set(before) & words("map shuffle batch padded_batch repeat interleave"):
         message = "each worker does all of the work that comes before shard()"
         yield message, "Call shard() on the list of files, before anything else."
     if step.name == "map" and not _is_parallel(step):

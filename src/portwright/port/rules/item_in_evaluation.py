@@ -42,7 +42,6 @@ class ItemInEvaluation(Rule):
 
     def find(self, file: File) -> Iterator[Finding]:
         for call in file.methods("item"):
-            if call.args or file.flow.in_step(call):
-                continue
-            if file.tree.loops_of(call) and file.flow.is_without_gradients(call):
+            is_read = not call.args and not file.flow.in_step(call)
+            if is_read and file.tree.loops_of(call) and file.flow.is_without_gradients(call):
                 yield self.report(file, call, f"a value is read for each batch: {short(file, call)}")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from portwright.port.finding import Finding
 from portwright.port.host_reads import is_running_sum, needs_of_read, short
 from portwright.port.rule import File, Rule
+from portwright.port.tree import is_name
 
 
 class ItemInStep(Rule):
@@ -49,17 +50,10 @@ class ItemInStep(Rule):
             if call.args or not file.flow.in_step(call) or is_running_sum(file, call):
                 continue
             where = "forward()" if file.flow.in_forward(call) else "the training step"
-            yield self.report(
-                file,
-                call,
-                f"a value is read in {where}: {short(file, call)}",
-                needs=needs_of_read(file, call),
-            )
-        for call in file.tree.all(ast.Call):
-            is_number = (
-                isinstance(call.func, ast.Name)
-                and call.func.id in ("float", "int", "bool")
-                and len(call.args) == 1
-            )
-            if is_number and file.flow.is_tensor(call.args[0]) and file.flow.in_forward(call):
-                yield self.report(file, call, f"a value is read in forward(): {short(file, call)}")
+            message = f"a value is read in {where}: {short(file, call)}"
+            yield self.report(file, call, message, needs=needs_of_read(file, call))
+        for number in file.tree.all(ast.Call):
+            is_number = any(is_name(number.func, kind) for kind in ("float", "int", "bool"))
+            is_read = is_number and len(number.args) == 1 and file.flow.is_tensor(number.args[0])
+            if is_read and file.flow.in_forward(number):
+                yield self.report(file, number, f"a value is read in forward(): {short(file, number)}")

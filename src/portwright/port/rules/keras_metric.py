@@ -57,8 +57,6 @@ class KerasMetric(Rule):
             return
         for call, name in tensorflow_of(file).calls("keras.metrics."):
             kind = name.rpartition(".")[2]
-            if not kind[:1].isupper() or not functions.in_model_fn(call):
-                continue
-            yield self.report(
-                file, call, f"{kind} of tf.keras keeps its state where the vendor's estimator does not look"
-            )
+            if kind[:1].isupper() and functions.in_model_fn(call):
+                message = f"{kind} of tf.keras keeps its state where the vendor's estimator does not look"
+                yield self.report(file, call, message)

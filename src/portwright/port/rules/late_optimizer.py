@@ -49,14 +49,7 @@ class LateOptimizer(Rule):
             return
         for call in [*file.calls("torch.optim."), *file.calls("poptorch.optim.")]:
             name = file.resolve(call.func) or ""
-            if (
-                "lr_scheduler" in name
-                or not name.rpartition(".")[2][:1].isupper()
-                or reaches(file, call, wraps)
-            ):
-                continue
-            yield self.report(
-                file,
-                call,
-                "this optimizer never reaches the device: trainingModel was given another, or none",
-            )
+            is_optimizer = "lr_scheduler" not in name and name.rpartition(".")[2][:1].isupper()
+            if is_optimizer and not reaches(file, call, wraps):
+                message = "this optimizer never reaches the device: trainingModel was given another, or none"
+                yield self.report(file, call, message)

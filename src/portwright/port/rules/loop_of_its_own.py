@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from portwright.port.finding import Finding
@@ -45,7 +44,6 @@ class LoopOfItsOwn(Rule):
     def find(self, file: File) -> Iterator[Finding]:
         for calls in file.flow.step_regions.values():
             call = calls[0]
-            function = file.tree.function_of(call)
-            decorators = [] if isinstance(function, ast.Lambda | None) else function.decorator_list
+            decorators = getattr(file.tree.function_of(call), "decorator_list", ())
             given = [file.resolve(each) or "" for each in decorators]
             yield self.report(file, call, "this loop calls backward() itself", given=given)

@@ -7,6 +7,7 @@ from portwright.port.executors import is_wrapped
 from portwright.port.finding import Finding
 from portwright.port.rewrite import remove_statement
 from portwright.port.rule import File, Rule
+from portwright.port.tree import is_method_call
 
 _RETURN_MODULE = ("to", "cuda", "cpu", "half", "float", "double", "requires_grad_")
 
@@ -50,15 +51,9 @@ class LostWrapper(Rule):
     def find(self, file: File) -> Iterator[Finding]:
         for statement in file.tree.all(ast.Assign):
             value = statement.value
-            if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+            if not is_method_call(value, *_RETURN_MODULE) or len(statement.targets) != 1:
                 continue
             receiver = value.func.value
-            if value.func.attr not in _RETURN_MODULE or len(statement.targets) != 1:
-                continue
             if file.segment(statement.targets[0]) == file.segment(receiver) and is_wrapped(file, receiver):
-                yield self.report(
-                    file,
-                    statement,
-                    f"the executor is lost: .{value.func.attr}() returns the module inside it",
-                    remove_statement(file, statement),
-                )
+                message = f"the executor is lost: .{value.func.attr}() returns the module inside it"
+                yield self.report(file, statement, message, remove_statement(file, statement))

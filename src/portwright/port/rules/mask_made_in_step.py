@@ -40,6 +40,6 @@ class MaskMadeInStep(Rule):
     cure = "Make the mask once in __init__, keep it with register_buffer, and slice it by fixed numbers."
 
     def find(self, file: File) -> Iterator[Finding]:
-        for call in [*file.calls("torch.tril", "torch.triu"), *file.methods("tril", "triu")]:
+        for call in file.operations("tril", "triu"):
             if file.flow.in_step(call):
                 yield self.report(file, call, "a triangular mask is made at each step")

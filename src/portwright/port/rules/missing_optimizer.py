@@ -34,6 +34,5 @@ class MissingOptimizer(Rule):
     def find(self, file: File) -> Iterator[Finding]:
         for call in file.calls("torch.optim."):
             name = (file.resolve(call.func) or "").removeprefix("torch.optim.")
-            if not name[:1].isupper() or "." in name or name == "Optimizer":
-                continue
-            yield self.report(file, call, f"there is no {name} on this target", given=[name])
+            if name[:1].isupper() and "." not in name and name != "Optimizer":
+                yield self.report(file, call, f"there is no {name} on this target", given=[name])

@@ -57,10 +57,10 @@ class MissingPrefetch(Rule):
             function = file.tree.function_of(statement)
             if not isinstance(function, ast.FunctionDef) or "input_fn" not in function.name or value is None:
                 continue
-            if not pipelines.is_dataset(value):
-                continue
-            chain = [step.name for step in pipelines.chain_of(value)]
-            if not set(chain) & set(_BATCHES) or set(chain) & set(_READY):
+            chain = (
+                {step.name for step in pipelines.chain_of(value)} if pipelines.is_dataset(value) else set()
+            )
+            if not chain & set(_BATCHES) or chain & set(_READY):
                 continue  # batched elsewhere, or prefetched already
             buffer = tensorflow_of(file).spell("data.AUTOTUNE") or "-1"
             edits = insert_after(file, value, f".prefetch({buffer})")

@@ -3,11 +3,12 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from portwright.port.finding import Edit, Finding
+from portwright.port.finding import Finding
 from portwright.port.pipelines import pipelines_of
 from portwright.port.rewrite import text_of
 from portwright.port.rule import File, Rule
 from portwright.port.tensorflow_names import tensorflow_of
+from portwright.port.tree import is_method_call
 
 _METHODS = ("make_one_shot_iterator", "make_initializable_iterator")
 
@@ -55,14 +56,11 @@ class OneShotIterator(Rule):
 
     def find(self, file: File) -> Iterator[Finding]:
         for call in file.methods(*_METHODS):
-            assert isinstance(call.func, ast.Attribute)
             dataset = call.func.value
             if call.args or call.keywords:
                 continue
-            edits: list[Edit] = []
             name = tensorflow_of(file).spell(f"compat.v1.data.{call.func.attr}")
-            if name is not None:
-                edits = [file.replace(call, f"{name}({text_of(file, dataset)})")]
+            edits = [] if name is None else [file.replace(call, f"{name}({text_of(file, dataset)})")]
             # The user's own classes may have such a method too.
             yield self.report(
                 file, call, f".{call.func.attr}() is gone from TensorFlow 2", edits,
@@ -78,15 +76,7 @@ class OneShotIterator(Rule):
 
 def _returned(file: File, call: ast.Call) -> ast.Call | None:
     """The get_next() call in `return ITERATOR.get_next()` of an input function."""
-    parent = file.tree.parents.get(call)
-    outer = file.tree.parents.get(parent) if parent is not None else None
-    function = file.tree.function_of(call)
-    if (
-        isinstance(parent, ast.Attribute)
-        and parent.attr == "get_next"
-        and isinstance(outer, ast.Call)
-        and isinstance(file.tree.parents.get(outer), ast.Return)
-        and "input_fn" in getattr(function, "name", "")
-    ):
-        return outer
-    return None
+    outer = file.tree.parent_call(file.tree.parents[call])
+    is_returned = is_method_call(outer, "get_next") and isinstance(file.tree.parents[outer], ast.Return)
+    is_for_input = "input_fn" in getattr(file.tree.function_of(call), "name", "")
+    return outer if is_returned and is_for_input else None

@@ -49,7 +49,7 @@ class PinnedMemory(Rule):
                 edits = [] if is_own else [file.replace(given.value, "False")]
                 yield self.report(file, given.value, "pinned memory serves a GPU only", edits)
         for call in file.methods("pin_memory"):
-            if not call.args and not call.keywords and isinstance(call.func, ast.Attribute):
+            if not call.args and not call.keywords:
                 edits = [] if is_own or is_written(file, call) else unwrap(file, call, call.func.value)
                 yield self.report(file, call, "pinned memory serves a GPU only", edits)
         # Options gathered first and passed with **: `kwargs = {"num_workers": 1, "pin_memory": True}`.

@@ -72,7 +72,7 @@ class RaggedLastBatch(Rule):
             ):
                 continue
             size = argument(call, 1, "batch_size")
-            if size is None or is_constant(size, 1) or is_constant(size, None):
+            if size is None or is_constant(size, 1, None):
                 continue
             if _is_for_training(file, call):
                 edits = set_keyword(file, call, "drop_last", "True")

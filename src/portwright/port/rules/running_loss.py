@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 
 from portwright.port.finding import Finding
@@ -48,13 +47,6 @@ class RunningLoss(Rule):
 
     def find(self, file: File) -> Iterator[Finding]:
         for call in file.methods("item"):
-            if (
-                not call.args
-                and file.flow.in_step(call)
-                and is_running_sum(file, call)
-                and isinstance(call.func, ast.Attribute)
-            ):
-                edits = swap_method(file, call, "detach()")
-                yield self.report(
-                    file, call, f"a running sum reads the device at each step: {short(file, call)}", edits
-                )
+            if not call.args and file.flow.in_step(call) and is_running_sum(file, call):
+                message = f"a running sum reads the device at each step: {short(file, call)}"
+                yield self.report(file, call, message, swap_method(file, call, "detach()"))

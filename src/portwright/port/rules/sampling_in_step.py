@@ -36,6 +36,6 @@ class SamplingInStep(Rule):
     cure = "Return the probabilities and sample on the host."
 
     def find(self, file: File) -> Iterator[Finding]:
-        for call in [*file.calls("torch.multinomial"), *file.methods("multinomial")]:
+        for call in file.operations("multinomial"):
             if file.flow.in_step(call):
                 yield self.report(file, call, "classes are drawn in the step")

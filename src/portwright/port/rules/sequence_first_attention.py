@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from portwright.port.finding import Finding
 from portwright.port.rewrite import argument, const, has_star
 from portwright.port.rule import File, Rule
+from portwright.port.tree import is_method_call
 
 _BATCH_FIRST = {  # position of the argument batch_first
     "Transformer": 10,
@@ -92,7 +93,7 @@ def _makers(file: File, names: frozenset[str]) -> Iterator[ast.Call]:
 def _turns_batch(file: File, call: ast.Call) -> bool:
     """Whether a call swaps the first two dimensions of a variable, outside __init__() and module level."""
     function = file.tree.function_of(call)
-    if not isinstance(call.func, ast.Attribute) or getattr(function, "name", "__init__") == "__init__":
+    if not is_method_call(call) or getattr(function, "name", "__init__") == "__init__":
         return False
     name, root = call.func.attr, call.func.value
     parts = [*call.args, *(k.value for k in call.keywords)]

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 
 from portwright.port.finding import Finding
 from portwright.port.rule import File, Rule
+from portwright.port.tree import is_method_call
 
 
 def _is_other(file: File, node: ast.expr) -> bool:
@@ -60,10 +61,7 @@ class SeveralUpdates(Rule):
             optimizers = {
                 file.segment(node.func.value)
                 for node in ast.walk(region)
-                if isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and node.func.attr == "step"
-                and not _is_other(file, node.func.value)
+                if is_method_call(node, "step") and not _is_other(file, node.func.value)
             }
             if len(optimizers) > 1:
                 named = ", ".join(sorted(optimizers))

@@ -40,13 +40,8 @@ class SliceAssignment(Rule):
     cure = "Build the tensor from its parts: torch.cat, torch.stack or torch.where."
 
     def find(self, file: File) -> Iterator[Finding]:
-        assignments: list[ast.Assign | ast.AugAssign] = [
-            *file.tree.all(ast.Assign),
-            *file.tree.all(ast.AugAssign),
-        ]
-        for node in assignments:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for target in targets:
+        for node in file.tree.all(ast.Assign, ast.AugAssign):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 if (
                     isinstance(target, ast.Subscript)
                     and not isinstance(const(target.slice), str)

@@ -39,7 +39,7 @@ class SortingInStep(Rule):
     cure = "Sort on the host, after the step."
 
     def find(self, file: File) -> Iterator[Finding]:
-        for call in [*file.calls("torch.topk"), *file.methods("topk")]:
+        for call in file.operations("topk"):
             given = keyword(call, "sorted")
             if given is not None and is_constant(given.value, False) and file.flow.in_step(call):
                 edits = [file.replace(given.value, "True")]
@@ -49,9 +49,5 @@ class SortingInStep(Rule):
             *file.methods("topk", "argsort"),
         ]:
             if file.flow.in_step(call):
-                yield self.report(
-                    file,
-                    call,
-                    "sorting is on no public list of this target's operations",
-                    needs=("no_sorting",),
-                )
+                message = "sorting is on no public list of this target's operations"
+                yield self.report(file, call, message, needs=("no_sorting",))

@@ -81,7 +81,7 @@ class TensorFlow1Name(Rule):
                 continue
             if names.needs_version_1(reference):
                 row = row_of(reference.name)
-                is_safe = not names.may_be_for_both or row is None or row.kind in ("gone", "module")
+                is_safe = not names.may_be_for_both or row is None or row.is_gone
                 yield self.report(
                     file, reference.node, _say(reference), spell_old(file, reference),
                     safety="safe" if is_safe else "unsafe",
@@ -110,9 +110,8 @@ class TensorFlow1Name(Rule):
 
 def _say(reference: Reference) -> str:
     row = row_of(reference.name)
-    if row is not None and row.kind in ("gone", "module"):
-        return f"tf.{reference.name} is gone from TensorFlow 2"
-    return f"tf.{reference.name} means something else in TensorFlow 2"
+    fate = "is gone from" if row is not None and row.is_gone else "means something else in"
+    return f"tf.{reference.name} {fate} TensorFlow 2"
 
 
 def _spell(alias: ast.alias) -> str:

@@ -58,26 +58,19 @@ class ToDevice(Rule):
             calls = self_moves(file, statement)
             if len(calls) > 1 and all(is_idle_move(file, c) for c in calls):
                 handled.update(calls)
+                edits = remove_statement(file, statement)
                 yield self.report(
-                    file,
-                    statement,
-                    "tensors are moved to a device by hand",
-                    remove_statement(file, statement),
-                    safety=safety,
+                    file, statement, "tensors are moved to a device by hand", edits, safety=safety
                 )
         for call in file.methods("to"):
-            if call in handled or not is_move(file, call) or not isinstance(call.func, ast.Attribute):
+            if call in handled or not is_move(file, call):
                 continue
             rest = [a for a in call.args if not is_device(file, a)]
             rest_keywords = [k for k in call.keywords if k.arg not in ("device", "non_blocking")]
             kept = ", ".join(file.segment(part) for part in [*rest, *rest_keywords])
-            edits = settle_move(file, call, kept)
-            if edits is not None:
-                why = (
-                    ": only there is it a copy, which is written in place"
-                    if keeps_original(file, call)
-                    else " by hand"
-                )
-                yield self.report(
-                    file, call, f"{short(file, call)} moves to a device{why}", edits, safety=safety
-                )
+            settled = settle_move(file, call, kept)
+            if settled is not None:
+                is_copy = keeps_original(file, call)
+                why = ": only there is it a copy, which is written in place" if is_copy else " by hand"
+                message = f"{short(file, call)} moves to a device{why}"
+                yield self.report(file, call, message, settled, safety=safety)

@@ -43,10 +43,7 @@ class UnlistedOptimizer(Rule):
     def find(self, file: File) -> Iterator[Finding]:
         for call, name in tensorflow_of(file).calls(*_PLACES):
             last = name.rpartition(".")[2]
-            if name.startswith("train.") and not last.endswith("Optimizer"):
-                continue
-            if not last[:1].isupper() or ".schedules." in name:
-                continue
-            yield self.report(
-                file, call, f"{last} is not among the optimizers of the target's TensorFlow", given=[last]
-            )
+            is_other = name.startswith("train.") and not last.endswith("Optimizer")
+            if last[:1].isupper() and ".schedules." not in name and not is_other:
+                message = f"{last} is not among the optimizers of the target's TensorFlow"
+                yield self.report(file, call, message, given=[last])

@@ -41,6 +41,5 @@ class VisionLibraryModel(Rule):
             name = file.resolve(call.func) or ""
             last = name.rpartition(".")[2]
             is_made = last[:1].isupper() or last == "create_model" or name.startswith("torchvision.")
-            if not is_made or last.endswith("_") or last.endswith("_Weights"):
-                continue
-            yield self.report(file, call, f"the model '{last}' is defined outside of the project")
+            if is_made and not last.endswith(("_", "_Weights")):
+                yield self.report(file, call, f"the model '{last}' is defined outside of the project")
