@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from portwright.legal_forms import FORMS
-from portwright.port.finding import Finding, Safety
+from portwright.port.finding import Safety
 from portwright.port.rewrite import argument, keyword, legal_import, text_of, writes_in_place
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.tree import MethodCall
 
 _VIEWS = ("diagonal", "unfold")  # torch returns a view, the legal form a copy
@@ -74,7 +74,7 @@ class LegalForm(Rule):
         """Whether the target refuses this use; a text says what has to be done by hand first."""
         return True
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for name, form in self.layers.items():
             for node in self._layer_uses(file, name):
                 yield from self._rewrite(file, name, form, node, file.tree.parent_call(node))
@@ -104,9 +104,7 @@ class LegalForm(Rule):
         copied = name.rpartition(".")[2] in _VIEWS and writes_in_place(file)
         return "unsafe" if asked or copied or beside or file.once(_is_scripted) else self.safety
 
-    def _rewrite(
-        self, file: File, name: str, form: str, node: ast.expr, call: ast.Call | None
-    ) -> Iterator[Finding]:
+    def _rewrite(self, file: File, name: str, form: str, node: ast.expr, call: ast.Call | None) -> Findings:
         needed = self.is_refused(Use(file, name, call))
         short = name.replace("torch.nn.functional.", "F.").replace("torch.nn.", "nn.")
         if needed is True:
@@ -118,7 +116,7 @@ class LegalForm(Rule):
         elif needed:
             yield self.report(file, call or node, f"{short}: {self.reason}", cure=str(needed))
 
-    def _rewrite_method(self, file: File, method: str, form: str, call: MethodCall) -> Iterator[Finding]:
+    def _rewrite_method(self, file: File, method: str, form: str, call: MethodCall) -> Findings:
         needed = self.is_refused(Use(file, method, call, 1))
         if needed is True:
             legal, imports = legal_import(file)

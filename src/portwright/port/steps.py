@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -24,12 +25,11 @@ from portwright.port.tree import (
 )
 
 
-class Steps:
-    """Training loops and the functions that forward() calls, found when a rule asks."""
+class Flow(Kinds):
+    """The kinds of a file's values, its training loops, and the functions that forward() calls, found when a rule asks."""
 
     def __init__(self, tree: Tree, names: Names) -> None:
-        self.tree = tree
-        self.names = names
+        super().__init__(tree, names)
         self._called_from: dict[int, set[ast.AST]] = {}
 
     @cached_property
@@ -39,23 +39,22 @@ class Steps:
     @cached_property
     def forward_functions(self) -> set[ast.AST]:
         """Functions of this file that forward() calls, directly or not, with forward() itself."""
-        waiting: list[tuple[ClassInfo | None, ast.AST]] = [
+        return self._reach([
             (info, info.methods[name])
             for info in self.module_classes
             for name in STEP_METHODS
             if name in info.methods
-        ]
-        return self._reach(waiting)
+        ])  # fmt: skip
 
-    def _reach(self, waiting: list[tuple[ClassInfo | None, ast.AST]]) -> set[ast.AST]:
+    def _reach(self, start: Iterable[tuple[ClassInfo | None, ast.AST]]) -> set[ast.AST]:
         """These functions, and those of this file that they call, directly or not."""
         reached: set[ast.AST] = set()
+        waiting = list(start)
         while waiting:
             info, function = waiting.pop()
-            if function in reached:
-                continue
-            reached.add(function)
-            waiting += self._called(info, function)
+            if function not in reached:
+                reached.add(function)
+                waiting += self._called(info, function)
         return reached
 
     @cached_property
@@ -83,12 +82,8 @@ class Steps:
         regions: dict[ast.AST, list[MethodCall]] = {}
         for call in self.backward_calls:
             loops = self.tree.loops_of(call)
-            region = next(
-                (loop for loop in loops if any(is_method_call(node, "step") for node in ast.walk(loop))),
-                loops[0] if loops else None,
-            )
-            if region is None:
-                region = self.tree.function_of(call)
+            own = (loop for loop in loops if any(is_method_call(node, "step") for node in ast.walk(loop)))
+            region = next(own, loops[0] if loops else self.tree.function_of(call))
             if region is not None:  # backward() at the top level without a loop is no step
                 regions.setdefault(region, []).append(call)
         return regions
@@ -108,16 +103,19 @@ class Steps:
 
     def in_training_step(self, node: ast.AST) -> bool:
         regions = self.step_regions
-        if not regions or self.is_without_gradients(node):
-            return False
-        return any(
-            (a in regions and not _is_outside_of_loop(a, node, self.tree)) or a in self.step_functions
-            for a in self.tree.ancestors(node)
+        return (
+            bool(regions)
+            and not self.is_without_gradients(node)
+            and any(
+                (a in regions and not _is_outside_of_loop(a, node, self.tree)) or a in self.step_functions
+                for a in self.tree.ancestors(node)
+            )
         )
 
     def in_forward(self, node: ast.AST) -> bool:
-        functions = self.forward_functions
-        return bool(functions) and any(a in functions for a in self.tree.ancestors(node))
+        return bool(self.forward_functions) and any(
+            a in self.forward_functions for a in self.tree.ancestors(node)
+        )
 
     def in_step(self, node: ast.AST) -> bool:
         return self.in_forward(node) or self.in_training_step(node) or self.is_called_from_step(node)
@@ -125,9 +123,8 @@ class Steps:
     def is_called_from_step(self, node: ast.AST, hops: int = MOST_HOPS) -> bool:
         """Whether a node is in a function that a step in another file calls."""
         functions = self._functions_called_from(hops)
-        if not functions or self.is_without_gradients(node):
-            return False
-        return any(a in functions for a in self.tree.ancestors(node))
+        is_called = bool(functions) and any(a in functions for a in self.tree.ancestors(node))
+        return is_called and not self.is_without_gradients(node)
 
     def calls_to_other_files(self, hops: int) -> set[str]:
         """The functions in other files of the project that steps of this file call, as `file::name`."""
@@ -148,19 +145,13 @@ class Steps:
         if hops not in self._called_from:
             defined = {f.name: f for f in self.tree.module.body if isinstance(f, FUNCTIONS)}
             project, path = self.names.project, self.names.path
-            names = (
-                functions_called_from_steps(
-                    project, path, hops, lambda importer: _calls_to_other_files(project, importer, hops - 1)
-                )
-                if defined
-                else set()
+            names = defined and functions_called_from_steps(
+                project, path, hops, lambda importer: _calls_to_other_files(project, importer, hops - 1)
             )
-            waiting: list[tuple[ClassInfo | None, ast.AST]] = [
-                (None, defined[name])
-                for name in names
-                if name in defined and not self._is_without_gradients(defined[name])
-            ]
-            self._called_from[hops] = self._reach(waiting)
+            called = [defined[name] for name in names if name in defined]
+            self._called_from[hops] = self._reach(
+                (None, function) for function in called if not self._is_without_gradients(function)
+            )
         return self._called_from[hops]
 
     def region_of(self, node: ast.AST) -> ast.AST | None:
@@ -177,6 +168,16 @@ class Steps:
             if isinstance(outer, ast.If)
             for part in ast.walk(outer.test)
         )
+
+    def needs_of_read(self, call: ast.Call) -> tuple[str, ...]:
+        """The need that a read breaks: a read only every so many steps, outside forward(), breaks the weaker one."""
+        seldom = self.is_gated(call) and not self.in_forward(call)
+        return ("no_rare_host_reads",) if seldom else ("no_host_reads",)
+
+    def is_running_sum(self, call: ast.Call) -> bool:
+        """Whether a read is only added to a sum: `total += loss.item() * n`."""
+        outer = next((a for a in self.tree.ancestors(call) if not isinstance(a, ast.BinOp)), None)
+        return isinstance(outer, ast.AugAssign) and isinstance(outer.op, ast.Add)
 
     def is_without_gradients(self, node: ast.AST) -> bool:
         """Whether a node is under no_grad or inference_mode, as evaluation is."""
@@ -238,24 +239,11 @@ def _calls_to_other_files(project: Project, path: Path, hops: int) -> set[str]:
         tree = Tree((project.overlay.get(path) or read_source(path)).parse())
     except UnreadableError:
         return set()
-    return Steps(tree, Names(path, tree, project)).calls_to_other_files(hops)
+    return Flow(tree, Names(path, tree, project)).calls_to_other_files(hops)
 
 
 def _is_outside_of_loop(region: ast.AST, node: ast.AST, tree: Tree) -> bool:
     """Whether a node is in a loop's iterable or else, which are not part of an iteration."""
-    if not isinstance(region, (ast.For, ast.AsyncFor)):
-        return False
-    inner = node
-    for ancestor in tree.ancestors(node):
-        if ancestor is region:
-            return inner is region.iter or inner in region.orelse
-        inner = ancestor
-    return False
-
-
-class Flow(Steps, Kinds):
-    """The steps of a file, and the kinds of its values."""
-
-    def __init__(self, tree: Tree, names: Names) -> None:
-        Kinds.__init__(self, tree, names)
-        Steps.__init__(self, tree, names)
+    return isinstance(region, (ast.For, ast.AsyncFor)) and any(
+        tree.is_within(node, part) for part in (region.iter, *region.orelse)
+    )

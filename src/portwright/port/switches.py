@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 
 from portwright.port.callers import is_named_elsewhere
 from portwright.port.devices import device_text, is_accelerator, is_device_value
-from portwright.port.host_reads import short
 from portwright.port.kinds import counted_in
 from portwright.port.rewrite import is_constant, keyword, text_of
 from portwright.port.rule import File
@@ -53,7 +52,7 @@ class Behind:
 
     def describe(self, file: File) -> str:
         """The lines of its settings and lost uses, for a message."""
-        places = sorted({(n.lineno, short(file, n)) for n in (*self.settings, *self.lost)})  # type: ignore[attr-defined]
+        places = sorted({(n.lineno, file.short(n)) for n in (*self.settings, *self.lost)})  # type: ignore[attr-defined]
         shown = "; ".join(f"line {line}, {text}" for line, text in places[:4])
         return f"{shown}; and {len(places) - 4} more" if len(places) > 4 else shown
 

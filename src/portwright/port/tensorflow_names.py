@@ -11,7 +11,7 @@ from typing import Literal
 
 from portwright.port.finding import Edit
 from portwright.port.rewrite import has_star, imported_as
-from portwright.port.rule import File
+from portwright.port.rule import File, Rule
 from portwright.port.tensorflow_v1 import TABLE
 from portwright.port.tree import dotted_chain, imported_tops, words
 
@@ -19,6 +19,12 @@ Kind = Literal["gone", "module", "other", "arguments"]
 _GENERATIONS = ("compat.v1.", "compat.v2.")
 _BASES = {"tensorflow": "", "tensorflow.compat.v1": "compat.v1.", "tensorflow.compat.v2": "compat.v2."}
 ALIAS = "ptf"
+
+
+class TensorFlowRule(Rule):
+    """A rule for files that import TensorFlow or Keras."""
+
+    framework = "tensorflow"
 
 
 @dataclass(frozen=True)

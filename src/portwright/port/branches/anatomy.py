@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from portwright.port.branches.graph_slice import simple_statements, stored
-from portwright.port.branches.refusal import Refusal
+from portwright.port.branches.text import Refusal
 from portwright.port.rule import File
 from portwright.port.tree import FUNCTIONS, ClassInfo
 

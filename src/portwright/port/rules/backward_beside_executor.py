@@ -1,15 +1,25 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.executors import is_guarded
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
+from portwright.port.tree import FUNCTIONS
 
 
 def _is_optimizer(file: File, node: ast.expr) -> bool:
     return file.flow.kind(node) == "optimizer" or "opt" in file.segment(node).lower()
+
+
+def _is_guarded(file: File, node: ast.AST) -> bool:
+    """Whether a node is under a condition that mentions the device, and so may run only without an executor."""
+    for outer in file.tree.ancestors(node):
+        if isinstance(outer, (ast.If, ast.IfExp)):
+            text = file.segment(outer.test).lower()
+            if any(word in text for word in ("ipu", "pop", "compute_mode", "device", "executor")):
+                return True
+        if isinstance(outer, FUNCTIONS):
+            return False
+    return False
 
 
 class BackwardBesideExecutor(Rule):
@@ -50,17 +60,17 @@ class BackwardBesideExecutor(Rule):
     words = ("poptorch",)
     cure = "Leave out backward(), step() and zero_grad(): calling the executor does them."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         if not file.calls("poptorch.trainingModel"):
             return
         for call in file.flow.backward_calls:
-            if not is_guarded(file, call):
+            if not _is_guarded(file, call):
                 yield self.report(file, call, "backward() is left in a loop that the executor runs")
         for region in file.flow.step_regions:
             for call in [*file.methods("step"), *file.methods("zero_grad")]:
                 if (
                     file.tree.is_within(call, region)
-                    and not is_guarded(file, call)
+                    and not _is_guarded(file, call)
                     and _is_optimizer(file, call.func.value)
                 ):
                     yield self.report(

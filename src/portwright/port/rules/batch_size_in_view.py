@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 _NAMES = ("batch_size", "batchsize", "bsz", "bs", "nbatch", "batch_sz")
 
@@ -51,7 +49,7 @@ class BatchSizeInView(Rule):
     words = ("view(", "reshape(")
     cure = "Take the batch dimension from the tensor, x.size(0), and keep the other dimensions fixed."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.methods("view", "reshape"):
             if not call.args or not file.flow.in_forward(call):
                 continue

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
 from portwright.port.rewrite import const, text_of, writes_in_place
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.tree import MethodCall, is_method_call
 
 
@@ -60,7 +57,7 @@ class CancellingTransposes(Rule):
     words = ("transpose(", "permute(", ".t(")
     cure = "Leave both out."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for outer in file.methods("transpose", "permute"):
             inner = outer.func.value
             if not is_method_call(inner):

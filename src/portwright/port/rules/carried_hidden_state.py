@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.tree import is_method_call, last_name
 
 
@@ -56,7 +54,7 @@ class CarriedHiddenState(Rule):
     words = ("hidden", "state", "repackage")
     cure = "Pass the state into the step and return it from there, or keep it in a buffer of the model."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for node in file.tree.all(ast.Assign):
             if len(node.targets) != 1 or not isinstance(node.targets[0], (ast.Name, ast.Attribute)):
                 continue

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Edit, Finding
+from portwright.port.finding import Edit
 from portwright.port.rewrite import writes_in_place
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.tree import is_method_call
 
 
@@ -41,7 +39,7 @@ class ContiguousView(Rule):
     words = ("contiguous",)
     cure = "Use reshape, which copies only where it has to."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.methods("view"):
             inner = call.func.value
             if not is_method_call(inner, "contiguous"):

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from portwright.port.finding import Edit, Finding, Safety
 from portwright.port.rewrite import remove_statement
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings
 from portwright.port.tensorflow_contrib import advice, home_of
 from portwright.port.tensorflow_names import (
     Reference,
+    TensorFlowRule,
     binds_another,
     is_legacy_keras,
     is_lent,
@@ -27,7 +27,7 @@ _REFUSED = frozenset({
 })  # fmt: skip
 
 
-class ContribName(Rule):
+class ContribName(TensorFlowRule):
     """Finds parts of tf.contrib, and puts what has a home elsewhere there.
 
     ## Why
@@ -64,9 +64,8 @@ class ContribName(Rule):
     safety = "safe"
     words = ("contrib",)
     cure = "Take it from its home of today."
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         names = tensorflow_of(file)
         for reference in names.references:
             first, _, rest = reference.name.partition(".")

@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from portwright.port.devices import host_side, is_device_choice
 from portwright.port.finding import Edit, Finding, Safety
 from portwright.port.places import device_safety
 from portwright.port.rewrite import remove_statement
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.switches import IDLE, behind, is_pure
 
 _QUESTIONS = ("is_available", "is_built", "is_bf16_supported", "device_count")
@@ -82,7 +81,7 @@ class CudaCall(Rule):
     words = ("torch.cuda", "torch.accelerator", "cuda.", "mps", "xpu")
     cure = "Ask the target's own software instead, or leave it out."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.calls(
             "torch.cuda.", "torch.accelerator.", "torch.backends.mps.", "torch.mps.", "torch.xpu."
         ):

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
 from portwright.port.places import device_safety, settle_move
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class CudaMethod(Rule):
@@ -39,7 +36,7 @@ class CudaMethod(Rule):
     words = (".cuda(",)
     cure = "Leave placement to the target."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         safety = device_safety(file)
         for call in file.methods("cuda"):
             if len(call.args) < 2 and file.flow.kind(call.func.value) != "executor":

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.rewrite import remove_statement
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.switches import is_pure
 
 
@@ -39,7 +37,7 @@ class CudaSwitch(Rule):
     words = ("cudnn", "allow_tf32", "matmul_precision", "backends.cuda")
     cure = "Leave it out."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for statement in file.tree.all(ast.Assign):
             target = statement.targets[0]
             name = file.resolve(target) or ""

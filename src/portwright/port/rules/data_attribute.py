@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Edit, Finding
+from portwright.port.finding import Edit
 from portwright.port.rewrite import writes_in_place
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.tree import last_name, words
 
 _TENSOR_NAMES = words("loss output out logits pred grad weight bias param p hidden v")
@@ -87,7 +86,7 @@ class DataAttribute(Rule):
     words = (".data",)
     cure = "Read with .detach(); let an optimizer, or code under torch.no_grad(), do the writing."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for node in file.attributes("data"):
             if not file.flow.in_step(node) or not _is_of_tensor(file, node):
                 continue

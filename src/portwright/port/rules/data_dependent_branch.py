@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.tree import is_method_call
 
 _REDUCTIONS = ("any", "all", "sum", "max", "min", "mean", "isnan", "isinf", "equal", "allclose", "norm")
@@ -68,7 +66,7 @@ class DataDependentBranch(Rule):
     words = ("if ", "while ", "assert ")
     cure = "Compute both sides and choose with torch.where, or fold the condition into a setting."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         branches = [*file.tree.all(ast.If, ast.While), *file.tree.all(ast.IfExp, ast.Assert)]
         for test in (node.test for node in branches):
             value = _reads_values(file, test)

@@ -1,12 +1,27 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.masks import is_mask, is_masked_reduction
-from portwright.port.rule import File, Rule
-from portwright.port.tree import last_name
+from portwright.port.rule import File, Findings, Rule
+from portwright.port.rules.masked_reduction import is_masked_reduction
+from portwright.port.tree import is_method_call, last_name, words
+
+_MASK_METHODS = words("bool eq ne lt le gt ge isnan isinf logical_not logical_and logical_or")
+
+
+def _is_mask(file: File, index: ast.expr) -> bool:
+    """Whether an index is known to be a tensor of bools."""
+    if isinstance(index, ast.UnaryOp) and isinstance(index.op, ast.Invert):
+        return True
+    if isinstance(index, ast.Compare) and not any(
+        isinstance(op, (ast.Is, ast.IsNot, ast.In, ast.NotIn)) for op in index.ops
+    ):
+        return file.flow.is_tensor(index)
+    if is_method_call(index):
+        return index.func.attr in _MASK_METHODS and file.flow.is_tensor(index)
+    bindings = file.tree.bindings(index)
+    values = [b.value for b in bindings if b.kind == "assign" and b.value is not None]
+    return bool(values) and all(not isinstance(v, ast.Name) and _is_mask(file, v) for v in values)
 
 
 class DataDependentShape(Rule):
@@ -39,7 +54,7 @@ class DataDependentShape(Rule):
     words = ("nonzero", "masked_select", "unique", "argwhere", "[", "where(")
     cure = "Keep the shape: torch.where, a product with the mask, or ignore_index in the loss."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.operations("nonzero", "masked_select", "unique", "unique_consecutive", "argwhere"):
             receiver = file.flow.kind(call.func.value) if isinstance(call.func, ast.Attribute) else None
             if (
@@ -54,7 +69,7 @@ class DataDependentShape(Rule):
                     file, call, "the shape of torch.where() with one argument depends on values"
                 )
         for node in file.tree.all(ast.Subscript):
-            if isinstance(node.ctx, ast.Load) and is_mask(file, node.slice) and file.flow.in_step(node):
+            if isinstance(node.ctx, ast.Load) and _is_mask(file, node.slice) and file.flow.in_step(node):
                 yield self.report(
                     file,
                     node,

@@ -1,17 +1,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Edit, Finding
-from portwright.port.rule import File, Rule
-from portwright.port.tensorflow_names import tensorflow_of
+from portwright.port.finding import Edit
+from portwright.port.rule import File, Findings
+from portwright.port.tensorflow_names import TensorFlowRule, tensorflow_of
 
 _SHAPES = ("shape", "get_shape", "output_shape")
 _KEEPS_OLD = ("disable_v2_behavior", "disable_v2_tensorshape")
 
 
-class DimensionValue(Rule):
+class DimensionValue(TensorFlowRule):
     """Finds `.value` of a dimension: `x.shape[1].value`.
 
     ## Why
@@ -44,9 +43,8 @@ class DimensionValue(Rule):
     safety = "safe"
     words = ("value",)
     cure = "Leave .value out, or write tf.compat.dimension_value(x.shape[1]), which takes the old shapes too."
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         if any(r.name in _KEEPS_OLD for r in tensorflow_of(file).references):
             return
         # A shape that cannot be followed.

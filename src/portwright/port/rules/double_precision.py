@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.tree import is_method_call
 
 
@@ -54,7 +52,7 @@ class DoublePrecision(Rule):
     words = ("double", "float64", "int8")
     cure = "Use float32, or an int32 where int8 was meant; tables from numpy want .float()."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.methods("double"):
             if not call.args and (file.flow.in_step(call) or file.flow.kind(call.func.value) == "module"):
                 yield self.report(file, call, "float64 is not there")

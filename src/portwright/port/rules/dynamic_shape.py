@@ -1,16 +1,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Edit, Finding
+from portwright.port.finding import Edit
 from portwright.port.model_functions import functions_of
 from portwright.port.rewrite import argument, const, has_star, text_of
-from portwright.port.rule import File, Rule
-from portwright.port.tensorflow_names import tensorflow_of
+from portwright.port.rule import File, Findings
+from portwright.port.tensorflow_names import TensorFlowRule, tensorflow_of
 
 
-class DynamicShape(Rule):
+class DynamicShape(TensorFlowRule):
     """Finds tf.shape() in model code.
 
     ## Why
@@ -45,9 +44,8 @@ class DynamicShape(Rule):
     safety = "unsafe"
     words = ("shape",)
     cure = "Make the batches of one size (drop_remainder=True), and use x.shape, which has the numbers when the graph is built."
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         functions = functions_of(file)
         for call, _ in tensorflow_of(file).calls("shape"):
             if functions.in_model(call) and (call.args or call.keywords):

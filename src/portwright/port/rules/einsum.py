@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.rewrite import const, has_star, text_of, torch_name
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 def matmul_for(file: File, call: ast.Call) -> str | None:
@@ -69,7 +67,7 @@ class Einsum(Rule):
     words = ("einsum", "rearrange", "einops")
     cure = "Write it as matmul with transposes, and rearrange as reshape and permute."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.calls("torch.einsum"):
             if not file.flow.in_step(call):
                 continue

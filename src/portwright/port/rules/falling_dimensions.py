@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.rewrite import argument, const
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.tree import is_method_call
 
 _REDUCTIONS = ("sum", "mean", "amax", "amin", "var", "std", "logsumexp")
@@ -44,7 +42,7 @@ class FallingDimensions(Rule):
     words = ("sum(", "mean(", "amax(", "amin(", "var(", "std(", "logsumexp(")
     cure = "List the dimensions in rising order."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         calls = [(call, 1) for name in _REDUCTIONS for call in file.calls(f"torch.{name}")] + [
             (call, 0) for call in file.methods(*_REDUCTIONS)
         ]

@@ -1,19 +1,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.model_functions import functions_of
-from portwright.port.rule import File, Rule
-from portwright.port.tensorflow_names import tensorflow_of
+from portwright.port.rule import File, Findings
+from portwright.port.tensorflow_names import TensorFlowRule, tensorflow_of
 from portwright.port.tree import is_name, words
 
 _HOST = words("print Print io.write_file write_file io.read_file read_file debugging.Assert Assert")
 _READS = ("numpy", "eval")
 
 
-class HostWorkInModel(Rule):
+class HostWorkInModel(TensorFlowRule):
     """Finds work for the host in model code: printing, reading files, values read out of tensors.
 
     ## Why
@@ -47,9 +45,8 @@ class HostWorkInModel(Rule):
     needs = ("work_on_device",)
     words = ("print", "Print", "numpy", "eval", "write_file", "read_file", "Assert")
     cure = "Leave it out; the loss is logged, and a LoggingTensorHook shows other values on CPU and GPU."
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         functions = functions_of(file)
         for call, name in tensorflow_of(file).calls(*_HOST):
             if functions.in_model(call):

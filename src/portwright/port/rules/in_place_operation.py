@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Edit, Finding
-from portwright.port.rule import File, Rule
+from portwright.port.finding import Edit
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.tree import is_method_call, is_name, words
 
 _KNOWN = words("""abs_ add_ addcdiv_ addcmul_ addmm_ ceil_ clamp_ clamp_max_ clamp_min_ cos_ cumsum_ div_ dropout_ elu_ erf_ exp_ expm1_
@@ -46,7 +45,7 @@ class InPlaceOperation(Rule):
     words = ("_(",)
     cure = "Use the form without the underscore and assign its result."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.tree.all(ast.Call):
             if not is_method_call(call, *_KNOWN) or not file.flow.in_forward(call):
                 continue

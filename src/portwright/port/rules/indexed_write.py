@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from portwright.port.finding import Finding
 from portwright.port.legal_form import LegalForm, method_as_function
 from portwright.port.rewrite import legal_import
-from portwright.port.rule import File
+from portwright.port.rule import File, Findings
 from portwright.port.tree import MethodCall, is_method_call, words
 
 _IN_PLACE = ("index_add_", "index_fill_", "index_copy_", "index_put_")
@@ -79,7 +78,7 @@ class IndexedWrite(LegalForm):
     reason = "its backward pass is not lowered there"
     forms = "index_select index_put index_fill index_copy index_add take scatter_reduce"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         yield from super().find(file)
         for call in file.methods(*_IN_PLACE):
             if file.flow.in_step(call) and self._is_tensor(file, call):

@@ -4,9 +4,8 @@ import ast
 import math
 from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.rewrite import argument, const, insert_after, torch_name
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.tree import is_name
 
 
@@ -155,7 +154,7 @@ class InfiniteMask(Rule):
     words = ("inf", "torch.log(", "1e9", "1e10", "1e20", "1e30", "1e12", "9e15")
     cure = "Use the smallest finite number of the dtype, torch.finfo(x.dtype).min."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.methods("masked_fill", "masked_fill_"):
             value = argument(call, 1, "value")
             if value is None or not _is_huge(file, value):

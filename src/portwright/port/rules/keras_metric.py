@@ -1,17 +1,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.model_functions import functions_of
-from portwright.port.rule import File, Rule
-from portwright.port.tensorflow_names import tensorflow_of
+from portwright.port.rule import File, Findings
+from portwright.port.tensorflow_names import TensorFlowRule, tensorflow_of
 
 _COMPUTE = "portwright.tensorflow.keras_parts.compute_metrics"  # without updating their state
 
 
-class KerasMetric(Rule):
+class KerasMetric(TensorFlowRule):
     """Finds metrics of Keras in a model_fn.
 
     ## Why
@@ -49,9 +47,8 @@ class KerasMetric(Rule):
     needs = ("listed_metrics",)
     words = ("metrics",)
     cure = "Use tf.compat.v1.metrics, which gives a value and an update."
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         functions = functions_of(file)
         if _COMPUTE in map(file.resolve, file.tree.all(ast.Name)) and not file.methods("update_state"):
             return

@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 
-from portwright.port.finding import Edit, Finding
+from portwright.port.finding import Edit
 from portwright.port.rewrite import has_star, is_constant, text_of, torch_name, unwrap
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.switches import is_loaded, only_value
 from portwright.port.tree import MethodCall, is_method_call, words
 
@@ -149,7 +148,7 @@ class LegacyTensor(Rule):
     words = ("Variable", "Tensor(", "torch.cuda.", ".new(")
     cure = "Use x.detach() for Variable(x), and torch.tensor(values, dtype=...) or torch.empty(sizes, dtype=...) for the typed constructors."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.calls("torch.autograd.Variable"):
             flags = {k.arg: k.value for k in call.keywords}
             plain = len(call.args) == 1 and all(

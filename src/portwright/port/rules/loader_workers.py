@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.rewrite import argument, is_constant
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.tree import Binding, last_name
 
 
@@ -70,7 +68,7 @@ class LoaderWorkers(Rule):
     words = ("num_workers",)
     cure = "Make the dataset one that can be pickled: no lambdas, and no classes or functions that are defined inside a function."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.calls("torch.utils.data.DataLoader"):
             workers = argument(call, 5, "num_workers")
             if workers is None or is_constant(workers, 0):

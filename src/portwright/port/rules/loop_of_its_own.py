@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class LoopOfItsOwn(Rule):
@@ -41,7 +38,7 @@ class LoopOfItsOwn(Rule):
     words = ("backward(",)
     cure = "Let the target's software run the whole step, or hand model and data to portwright.run()."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for calls in file.flow.step_regions.values():
             call = calls[0]
             decorators = getattr(file.tree.function_of(call), "decorator_list", ())

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.tree import is_method_call, is_name
 
 
@@ -73,7 +71,7 @@ class LoopOverSteps(Rule):
     words = ("for ",)
     cure = "Let one operation do all steps (cumsum, a convolution, attention), keep the number of steps fixed, or use the target's own loop (poptorch.for_loop)."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for loop in file.tree.all(ast.For):
             counted = loop.iter
             if not isinstance(counted, ast.Call) or not is_name(counted.func, "range"):

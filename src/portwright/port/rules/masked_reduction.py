@@ -1,12 +1,17 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import ast
 
-from portwright.port.finding import Finding
-from portwright.port.masks import is_masked_reduction
 from portwright.port.rewrite import legal_import, text_of
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.tree import is_method_call, last_name
+
+
+def is_masked_reduction(file: File, call: ast.Call) -> bool:
+    """Whether the result of `masked_select(...)` is only summed or averaged."""
+    outer = file.tree.parent_call(file.tree.parents[call])
+    is_plain = is_method_call(outer, "sum", "mean") and not outer.args and not outer.keywords
+    return is_plain and last_name(call.func) == "masked_select"
 
 
 class MaskedReduction(Rule):
@@ -41,7 +46,7 @@ class MaskedReduction(Rule):
     words = ("masked_select",)
     cure = "Use legal.masked_sum or legal.masked_mean."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.operations("masked_select"):
             if not is_masked_reduction(file, call) or not file.flow.in_step(call) or call.keywords:
                 continue

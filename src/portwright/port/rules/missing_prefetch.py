@@ -1,19 +1,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.pipelines import pipelines_of
 from portwright.port.rewrite import insert_after
-from portwright.port.rule import File, Rule
-from portwright.port.tensorflow_names import tensorflow_of
+from portwright.port.rule import File, Findings
+from portwright.port.tensorflow_names import TensorFlowRule, tensorflow_of
 
 _READY = ("prefetch", "prefetch_to_device")
 _BATCHES = ("batch", "padded_batch", "map_and_batch")
 
 
-class MissingPrefetch(Rule):
+class MissingPrefetch(TensorFlowRule):
     """Finds input functions that return a dataset without prefetch().
 
     ## Why
@@ -48,9 +46,8 @@ class MissingPrefetch(Rule):
     safety = "unsafe"
     words = ("Dataset", "TFRecordDataset", "TextLineDataset")
     cure = "End the pipeline with prefetch(tf.data.AUTOTUNE)."
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         pipelines = pipelines_of(file)
         for statement in file.tree.all(ast.Return):
             value = statement.value

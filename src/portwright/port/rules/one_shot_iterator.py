@@ -1,19 +1,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.pipelines import pipelines_of
 from portwright.port.rewrite import text_of
-from portwright.port.rule import File, Rule
-from portwright.port.tensorflow_names import tensorflow_of
+from portwright.port.rule import File, Findings
+from portwright.port.tensorflow_names import TensorFlowRule, tensorflow_of
 from portwright.port.tree import is_method_call
 
 _METHODS = ("make_one_shot_iterator", "make_initializable_iterator")
 
 
-class OneShotIterator(Rule):
+class OneShotIterator(TensorFlowRule):
     """Finds iterators that are made of a dataset by hand.
 
     ## Why
@@ -52,9 +50,8 @@ class OneShotIterator(Rule):
     cure = (
         "Return the dataset from input_fn; elsewhere use tf.compat.v1.data.make_one_shot_iterator(dataset)."
     )
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.methods(*_METHODS):
             dataset = call.func.value
             if call.args or call.keywords:

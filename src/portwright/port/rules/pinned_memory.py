@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.places import is_written
 from portwright.port.rewrite import is_constant, keyword, unwrap
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class PinnedMemory(Rule):
@@ -41,7 +39,7 @@ class PinnedMemory(Rule):
     words = ("pin_memory",)
     cure = "Set pin_memory=False: pages are pinned for a GPU's copies only."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         is_own = any("pin_memory" in info.methods for info in file.tree.classes.values())
         for call in file.calls("torch.utils.data.DataLoader"):
             given = keyword(call, "pin_memory")

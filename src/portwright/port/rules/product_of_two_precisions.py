@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Edit, Finding
+from portwright.port.finding import Edit
 from portwright.port.rewrite import keyword, legal_import
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.rules.einsum import matmul_for
 from portwright.port.tree import is_method_call
 
@@ -42,7 +40,7 @@ class ProductOfTwoPrecisions(Rule):
     words = ("bmm", "einsum")
     cure = "Use matmul, or bring both sides to one dtype first."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         message = "is refused where its sides differ in precision"
         for call in file.calls("torch.bmm"):
             if not file.flow.in_step(call) or keyword(call, "out") is not None or len(call.args) != 2:

@@ -1,18 +1,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.pipelines import pipelines_of
 from portwright.port.rewrite import argument, has_star, is_constant, set_keyword
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings
+from portwright.port.tensorflow_names import TensorFlowRule
 
 _POSITIONS = {"batch": 1, "padded_batch": 3, "map_and_batch": 3}
 _EVALUATES = ("eval", "test", "val", "dev", "predict", "infer")
 
 
-class RaggedDatasetBatch(Rule):
+class RaggedDatasetBatch(TensorFlowRule):
     """Finds batches of a tf.data pipeline whose last one can be smaller.
 
     ## Why
@@ -47,9 +46,8 @@ class RaggedDatasetBatch(Rule):
     cure = (
         "Set drop_remainder=True in training; in evaluation pad the last batch and give the padding weight 0."
     )
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for step in pipelines_of(file).steps:
             position = _POSITIONS.get(step.name)
             if position is None or has_star(step.call):

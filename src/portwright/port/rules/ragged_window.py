@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.tree import is_method_call, is_name
 
 
@@ -63,7 +61,7 @@ class RaggedWindow(Rule):
     words = ("min(",)
     cure = "Drop the last window, or pad it to the full length and weight the loss by a mask."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.tree.all(ast.Call):
             is_least = is_name(call.func, "min") and len(call.args) == 2
             if is_least and any(map(_is_rest, call.args)) and _bounds_a_slice(file, call):

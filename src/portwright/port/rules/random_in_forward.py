@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.tree import last_name
 
 _NAMES = (
@@ -50,7 +47,7 @@ class RandomInForward(Rule):
     words = ("rand", "bernoulli", "normal(", "Dropout2d", "AlphaDropout")
     cure = "Pass the noise in as an input of the step, seeded on the host, so that a port can be proven equal; keep it on the device once it is."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in [*file.calls(*_MAKERS), *file.methods("bernoulli_", "normal_", "uniform_")]:
             if file.flow.in_forward(call):
                 yield self.report(file, call, f"{last_name(call.func)}() draws random numbers in forward()")

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.rewrite import is_constant
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 def _iterates_groups(file: File, node: ast.expr) -> bool:
@@ -42,7 +40,7 @@ class RateSetByHand(Rule):
     words = ("param_groups",)
     cure = "Give the rate as a schedule, a function of the step, such as the schedule in params.yaml."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for node in file.tree.all(ast.Assign, ast.AugAssign):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
             if not isinstance(target, ast.Subscript) or not is_constant(target.slice, "lr"):

@@ -3,9 +3,8 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.rewrite import argument, const, has_star
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.tree import is_method_call
 
 _BATCH_FIRST = {  # position of the argument batch_first
@@ -71,7 +70,7 @@ class SequenceFirstAttention(Rule):
         "Where the batch is first in the step and turned elsewhere, nothing is to be done."
     )
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         if any(_turns_batch(file, call) for call in file.tree.all(ast.Call)):
             return
         for name, position in _BATCH_FIRST.items():

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from itertools import takewhile
 
-from portwright.port.finding import Edit, Finding
+from portwright.port.finding import Edit
 from portwright.port.model_functions import functions_of
 from portwright.port.rewrite import keyword
-from portwright.port.rule import File, Rule
-from portwright.port.tensorflow_names import tensorflow_of
+from portwright.port.rule import File, Findings
+from portwright.port.tensorflow_names import TensorFlowRule, tensorflow_of
 from portwright.port.tree import is_method_call
 
 _SESSIONS = (
@@ -22,7 +21,7 @@ _MODULES = ("tensorflow", "tensorflow.compat.v1")
 _SWITCHES = ("disable_eager_execution", "disable_v2_behavior", "enable_eager_execution")
 
 
-class SessionLoop(Rule):
+class SessionLoop(TensorFlowRule):
     """Finds training with sessions and placeholders, and a model_fn that trains by itself.
 
     ## Why
@@ -71,9 +70,8 @@ class SessionLoop(Rule):
         *_TRAINS,
     )
     cure = "Bring the model into a model_fn, what is fed into an input_fn, and let the Estimator run them."
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         names, functions = tensorflow_of(file), functions_of(file)
         sessions = [c for c, _ in names.calls(*_SESSIONS) if not functions.in_model_fn(c)]
         fed = [c for c, _ in names.calls(*_GRAPH_ONLY) if not _is_of_serving(file, c)]

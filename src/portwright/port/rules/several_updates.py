@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.tree import is_method_call
 
 
@@ -56,7 +54,7 @@ class SeveralUpdates(Rule):
     words = ("backward(",)
     cure = "Add the losses up to one, or compile a step for each optimizer; the two networks of a GAN become two compiled models that share weights."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for region, calls in file.flow.step_regions.items():
             optimizers = {
                 file.segment(node.func.value)

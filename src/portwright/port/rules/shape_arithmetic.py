@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.tree import is_method_call, last_name
 
 
@@ -55,7 +53,7 @@ class ShapeArithmetic(Rule):
     words = ("size(", "shape")
     cure = "Compute such numbers from fixed settings in __init__, and assert in forward that the shape is the expected one."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         reported = set()
         for call in file.tree.all(ast.Call):
             if last_name(call.func) not in ("int", "round", "ceil", "floor") or not call.args:

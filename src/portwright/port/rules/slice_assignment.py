@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.rewrite import const
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class SliceAssignment(Rule):
@@ -39,7 +37,7 @@ class SliceAssignment(Rule):
     words = ("] =", "]=")
     cure = "Build the tensor from its parts: torch.cat, torch.stack or torch.where."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for node in file.tree.all(ast.Assign, ast.AugAssign):
             for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 if (

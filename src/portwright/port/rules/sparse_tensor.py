@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.rewrite import insert_after
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.tree import last_name, words
 
 _MAKERS = (
@@ -46,7 +44,7 @@ class SparseTensor(Rule):
     words = ("sparse",)
     cure = "Make the matrix dense where it is loaded, or use gather and scatter_add on the edges in the step."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         takes_apart = bool(file.attributes(*_PARTS))
         methods = file.methods("to_sparse", "to_sparse_csr", "to_sparse_coo")
         for call in [*file.calls(*_MAKERS), *methods]:

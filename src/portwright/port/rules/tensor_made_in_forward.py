@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from itertools import takewhile
 
 from portwright.port.devices import is_device_value, is_host
-from portwright.port.finding import Edit, Finding
+from portwright.port.finding import Edit
 from portwright.port.names import split_reference
 from portwright.port.places import device_safety, is_own, tensor_at_hand
 from portwright.port.project import read_source
 from portwright.port.rewrite import has_star, keyword, set_keyword
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.source import UnreadableError
 from portwright.port.tree import is_method_call, words
 
@@ -120,7 +120,7 @@ class TensorMadeInForward(Rule):
     words = ("torch.", "zeros", "ones", "arange", "tensor(", "full(", "eye(", "from_numpy")
     cure = "Make it on the device of an input (device=x.device), or once in __init__ with register_buffer."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for name in (*_MAKERS, "from_numpy"):
             for call in file.calls(f"torch.{name}"):
                 given = keyword(call, "device")
@@ -137,7 +137,7 @@ class TensorMadeInForward(Rule):
                 elif is_host(file, given.value) and file.flow.in_forward(call):
                     yield self.report(file, call, f"torch.{name}() makes a tensor on the host in forward()")
 
-    def _report(self, file: File, call: ast.Call, name: str) -> Iterator[Finding]:
+    def _report(self, file: File, call: ast.Call, name: str) -> Findings:
         tensor = tensor_at_hand(file, call)
         place = "forward()" if file.flow.in_forward(call) else "a step"
         message = f"torch.{name}() makes a tensor on the host in {place}"

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding, Safety
-from portwright.port.rule import File, Rule
+from portwright.port.finding import Safety
+from portwright.port.rule import File, Findings
 from portwright.port.tensorflow_names import (
     Reference,
+    TensorFlowRule,
     is_legacy_keras,
     row_of,
     spell_old,
@@ -20,7 +20,7 @@ _BEFORE_1 = frozenset({  # names removed in TensorFlow 1.0, which tf.compat.v1 l
 })  # fmt: skip
 
 
-class TensorFlow1Name(Rule):
+class TensorFlow1Name(TensorFlowRule):
     """Finds names of TensorFlow 1 that `tf` lacks, or means otherwise.
 
     ## Why
@@ -59,9 +59,8 @@ class TensorFlow1Name(Rule):
     safety = "safe"
     words = ("tensorflow",)
     cure = "Write tf.compat.v1 in front of it."
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         names = tensorflow_of(file)
         for reference in names.named(*_BEFORE_1):
             cure = "Write what TensorFlow 1.0 made of it, such as tf.multiply for tf.mul, and port that."
@@ -89,7 +88,7 @@ class TensorFlow1Name(Rule):
         for statement in {node for node, _, _ in names.imports}:
             yield from self._imported(file, statement, "unsafe" if names.may_be_for_both else "safe")
 
-    def _imported(self, file: File, statement: ast.ImportFrom, safety: Safety) -> Iterator[Finding]:
+    def _imported(self, file: File, statement: ast.ImportFrom, safety: Safety) -> Findings:
         below = (statement.module or "").removeprefix("tensorflow")
         full = {a: f"{below}.{a.name}".removeprefix(".") for a in statement.names}
         old = [

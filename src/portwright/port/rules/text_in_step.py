@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.switches import shows_text
 from portwright.port.tree import FUNCTIONS, last_name
 
@@ -59,7 +57,7 @@ class TextInStep(Rule):
     words = ("print(", "set_postfix", "set_description", "logger", "logging", "warnings")
     cure = "Print every so many steps only."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.tree.all(ast.Call):
             name = last_name(call.func)
             is_progress = name in ("set_postfix", "set_description", "set_postfix_str")

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.tree import imported_tops
 
 
@@ -34,7 +32,7 @@ class TextLibrary(Rule):
     words = ("torchtext", "spacy")
     cure = "Tokenise once, beforehand, and write arrays of numbers of a fixed length that the loader reads."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         seen: set[str] = set()
         for node in file.tree.all(ast.Import, ast.ImportFrom):
             for library in sorted(set(imported_tops(node)) & {"torchtext", "spacy"} - seen):

@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.tree import last_name
 
 
@@ -43,7 +41,7 @@ class TiedWeights(Rule):
     words = (".weight",)
     cure = "Put both uses on one device or stage, and check after wrapping that they are still one tensor."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for node in file.tree.all(ast.Assign):
             target, value = node.targets[0], node.value
             are_weights = isinstance(target, ast.Attribute) and isinstance(value, ast.Attribute)

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from portwright.port.devices import is_device, is_move, self_moves
-from portwright.port.finding import Finding
-from portwright.port.host_reads import short
 from portwright.port.places import device_safety, is_idle_move, keeps_original, settle_move
 from portwright.port.rewrite import remove_statement
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class ToDevice(Rule):
@@ -50,7 +47,7 @@ class ToDevice(Rule):
     words = (".to(",)
     cure = "Leave placement to the target."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         safety = device_safety(file)
         handled: set[ast.AST] = set()
         for statement in file.tree.all(ast.Assign):
@@ -72,5 +69,5 @@ class ToDevice(Rule):
             if settled is not None:
                 is_copy = keeps_original(file, call)
                 why = ": only there is it a copy, which is written in place" if is_copy else " by hand"
-                message = f"{short(file, call)} moves to a device{why}"
+                message = f"{file.short(call)} moves to a device{why}"
                 yield self.report(file, call, message, settled, safety=safety)

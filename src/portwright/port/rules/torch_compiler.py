@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 
-from portwright.port.finding import Edit, Finding
+from portwright.port.finding import Edit
 from portwright.port.rewrite import has_star, torch_name, unwrap
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.tree import FUNCTIONS
 
 _ASKS = re.compile(rb"is_compiling|is_scripting|is_dynamo")
@@ -111,7 +110,7 @@ class TorchCompiler(Rule):
     words = ("compile(", "torch.compile", "jit", "cpp_extension", "RawKernel")
     cure = "Leave it out: the target's own compiler takes its place."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.calls("torch.compile", "torch.jit.script", "torch.jit.trace"):
             is_decorator = isinstance(file.tree.parents[call], (*FUNCTIONS, ast.ClassDef))
             if is_decorator or not call.args or isinstance(call.args[0], ast.Starred):

@@ -4,10 +4,9 @@ import ast
 import re
 from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.legal_form import LegalForm
 from portwright.port.rewrite import layers_import
-from portwright.port.rule import File
+from portwright.port.rule import File, Findings
 
 _KINDS = "Transformer TransformerEncoder TransformerEncoderLayer TransformerDecoder TransformerDecoderLayer MultiheadAttention"
 _LOOKS_INSIDE = re.compile(
@@ -64,7 +63,7 @@ class TransformerStack(LegalForm):
     library = "portwright.layers"
     also = {f"torch.nn.{name}": name for name in _KINDS.split()}
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         name, imports = layers_import(file)
         looked_into = _LOOKS_INSIDE.search(file.source.text) is not None
         for dotted, own in self.layers.items():

@@ -2,11 +2,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.rewrite import swap_method
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.switches import is_loaded
 from portwright.port.tree import is_method_call
 
@@ -50,7 +48,7 @@ class TypeByName(Rule):
     words = (".type(",)
     cure = "Use .to(x), which takes dtype and device from a tensor."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.methods("type"):
             if len(call.args) != 1 or call.keywords or not file.flow.in_step(call):
                 continue

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.names import members_of_enum
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.tree import last_name, words
 
 _VENDORS = words("poptorch popart samba sambaflow cstorch cerebras torch nn htcore")
@@ -52,7 +50,7 @@ class UndefinedMember(Rule):
     words = ("poptorch", "samba", "cstorch", "cerebras", "torch", "Enum", "ComputeMode", "Mode", ".")
     cure = "Define the member, or import the name, and guard an import that may fail."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for name in file.tree.all(ast.Name):
             if name.id not in _VENDORS or not isinstance(name.ctx, ast.Load):
                 continue

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class VisionLibraryModel(Rule):
@@ -36,7 +33,7 @@ class VisionLibraryModel(Rule):
     words = ("torchvision", "timm")
     cure = "Copy the model's definition into your project (or take one from portwright), so that it can be ported like your own code."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.calls("torchvision.models.", "timm."):
             name = file.resolve(call.func) or ""
             last = name.rpartition(".")[2]
