@@ -98,8 +98,11 @@ def is_written(file: File, call: ast.Call) -> bool:
                 target = receiver
         while isinstance(target, (ast.Subscript, ast.Attribute)):
             target = target.value
-        is_own = isinstance(target, ast.Name) and target.id in names
-        if is_own and file.flow.kind(target) not in ("number", "module"):  # type: ignore[arg-type]
+        if (
+            isinstance(target, ast.Name)
+            and target.id in names
+            and file.flow.kind(target) not in ("number", "module")
+        ):
             return True
     return False
 

@@ -6,7 +6,6 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
 from itertools import chain, takewhile
 from typing import Literal, TypeGuard, TypeVar, overload
 
@@ -21,6 +20,17 @@ FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _FIELDS_WITHOUT_NODES = frozenset(
     ["ctx", "op", "ops", "id", "attr", "name", "names", "module", "level", "type_comment", "kind", "simple"]
 )
+# The fields of each kind of node that hold nodes, the last first.
+_FIELDS: dict[type[ast.AST], list[str]] = {
+    kind: [
+        field
+        for field in reversed(kind._fields)
+        if field not in _FIELDS_WITHOUT_NODES
+        and (kind, field) not in ((ast.arg, "arg"), (ast.keyword, "arg"))
+    ]
+    for kind in vars(ast).values()
+    if isinstance(kind, type) and issubclass(kind, ast.AST)
+} | {ast.Constant: []}
 
 
 @dataclass(frozen=True)
@@ -209,7 +219,7 @@ class Tree:
                 _bind(self, node, scope)
                 inner = scopes.get(node, scope)
             # Fields are in reverse order, so that names are bound in the order of the text.
-            for name in _fields_of(kind):
+            for name in _FIELDS[kind]:
                 child = getattr(node, name, None)
                 if child is None:
                     continue
@@ -249,7 +259,7 @@ def is_name(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
 
 
-def last_name(node: ast.AST) -> str:
+def last_name(node: ast.AST | None) -> str:
     """The name `c` of `c` and of `a.b.c`; empty for anything else."""
     return str(getattr(node, "attr", getattr(node, "id", "")))
 
@@ -296,13 +306,6 @@ def pair(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr
                 yield from ((leaf, None) for leaf, _ in pair(inner, value))
     else:
         yield target, value
-
-
-@cache
-def _fields_of(kind: type[ast.AST]) -> list[str]:
-    """The fields of a node that hold nodes, the last first."""
-    skipped = _FIELDS_WITHOUT_NODES | ({"arg"} if kind in (ast.arg, ast.keyword) else set())
-    return [f for f in reversed(kind._fields) if f not in skipped and kind is not ast.Constant]
 
 
 def _is_outside(outer: ast.AST, inner: ast.AST) -> bool:

@@ -21,7 +21,7 @@ def matmul_for(file: File, call: ast.Call) -> str | None:
         or not first[:-2] == second[:-2] == result[:-2]
     ):
         return None
-    rows, columns = result[-2:]
+    rows, columns = result[-2], result[-1]
     summed = set(first[-2:]) & set(second[-2:]) - set(result)
     if len(summed) != 1 or rows not in first[-2:] or columns not in second[-2:]:
         return None

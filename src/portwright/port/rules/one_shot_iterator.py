@@ -63,12 +63,12 @@ class OneShotIterator(TensorFlowRule):
                 file, call, f".{call.func.attr}() is gone from TensorFlow 2", edits,
                 safety="safe" if pipelines_of(file).is_dataset(dataset) else "unsafe",
             )  # fmt: skip
-        for call, _ in tensorflow_of(file).calls("data.make_one_shot_iterator"):
-            returned = _returned(file, call)
-            if returned is not None and call.args:
+        for made, _ in tensorflow_of(file).calls("data.make_one_shot_iterator"):
+            returned = _returned(file, made)
+            if returned is not None and made.args:
                 message = "the Estimator can save the position of a dataset, but not of this iterator"
-                edits = [file.replace(returned, file.segment(call.args[0]))]
-                yield self.report(file, call, message, edits, needs=("fed_by_estimator",), safety="unsafe")
+                edits = [file.replace(returned, file.segment(made.args[0]))]
+                yield self.report(file, made, message, edits, needs=("fed_by_estimator",), safety="unsafe")
 
 
 def _returned(file: File, call: ast.Call) -> ast.Call | None:

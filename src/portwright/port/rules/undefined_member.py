@@ -62,6 +62,6 @@ class UndefinedMember(Rule):
             owner = (file.resolve(node.value) if is_read and is_class else None) or ""
             members = members_of_enum(file.names, owner) if "::" in owner else None
             if members is not None and node.attr not in members:
-                name = owner.rpartition("::")[2]
-                message = f"{file.segment(node)} does not exist: {name} has no {node.attr}"
+                enum = owner.rpartition("::")[2]
+                message = f"{file.segment(node)} does not exist: {enum} has no {node.attr}"
                 yield self.report(file, node, message)
