@@ -154,12 +154,12 @@ def _is_bound_to_device(file: File, name: ast.Name, depth: int) -> bool:
     match file.tree.bindings(name):
         case [Binding("parameter") as parameter]:
             return any(is_device_value(file, g, depth + 1) for g in given_to(file, parameter))
-    values = file.tree.assigned(name)
+    values = file.tree.assigned_values(name)
     return bool(values) and all(_makes_device(file, value, depth + 1) for value in values)
 
 
 def _makes_device(file: File, value: ast.expr, depth: int) -> bool:
-    function = file.tree.defined(value.func) if isinstance(value, ast.Call) else None
+    function = file.tree.only_definition(value.func) if isinstance(value, ast.Call) else None
     if not isinstance(function, ast.FunctionDef):
         return is_device_value(file, value, depth)
     returns = [n.value for n in ast.walk(function) if isinstance(n, ast.Return)]

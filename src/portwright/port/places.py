@@ -57,7 +57,7 @@ def settle_move(file: File, call: MethodCall, kept: str = "") -> list[Edit] | No
     """
     value = call.func.value
     out = swap_method(file, call, f"to({kept})") if kept else unwrap(file, call, value)
-    if file.tree.is_whole(call) or file.flow.kind(value) == "module":
+    if file.tree.stands_alone(call) or file.flow.kind(value) == "module":
         return out  # only a model is moved in place
     given = _given_device(call)
     in_step = file.flow.in_step(call)

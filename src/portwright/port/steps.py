@@ -181,18 +181,14 @@ class Flow(Kinds):
 
     def is_without_gradients(self, node: ast.AST) -> bool:
         """Whether a node is under no_grad or inference_mode, as evaluation is."""
-        return any(
-            any(
-                isinstance(item.context_expr, ast.Call) and self._is_no_grad(item.context_expr)
-                for item in a.items
-            )
-            if isinstance(a, (ast.With, ast.AsyncWith))
-            else isinstance(a, FUNCTIONS) and self._is_without_gradients(a)
-            for a in self.tree.ancestors(node)
-        )
+        return any(map(self._is_without_gradients, self.tree.ancestors(node)))
 
-    def _is_without_gradients(self, function: ast.AST) -> bool:
-        return any(map(self._is_no_grad, getattr(function, "decorator_list", [])))
+    def _is_without_gradients(self, node: ast.AST) -> bool:
+        """Whether a `with` statement or a function's decorator turns gradients off."""
+        if isinstance(node, (ast.With, ast.AsyncWith)):
+            calls = (item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call))
+            return any(map(self._is_no_grad, calls))
+        return isinstance(node, FUNCTIONS) and any(map(self._is_no_grad, node.decorator_list))
 
     def _is_no_grad(self, node: ast.expr) -> bool:
         dotted = self.names.resolve(node.func if isinstance(node, ast.Call) else node)
@@ -224,12 +220,12 @@ class Flow(Kinds):
 
     def _named_class(self, name: ast.Name) -> ClassInfo | None:
         """The class of this file that a name instantiates, if it is no nn.Module."""
-        node = self.tree.defined(name) if self.tree.parent_call(name) else None
+        node = self.tree.only_definition(name) if self.tree.parent_call(name) else None
         is_own = isinstance(node, ast.ClassDef) and not self.names.is_module_node(node)
         return self.tree.classes[node] if is_own else None  # type: ignore[index]
 
     def _named_function(self, name: ast.Name) -> FunctionNode | None:
-        node = self.tree.defined(name)
+        node = self.tree.only_definition(name)
         return node if isinstance(node, FUNCTIONS) else None
 
 

@@ -239,7 +239,7 @@ class _Follower:
 
     def _function(self, call: ast.Call) -> ast.FunctionDef | None:
         """The function of this file that a call runs; for a class, its __init__()."""
-        node = self.file.tree.defined(call.func)
+        node = self.file.tree.only_definition(call.func)
         if isinstance(node, ast.ClassDef):
             node = self.file.tree.classes[node].methods.get("__init__")
         return node if isinstance(node, ast.FunctionDef) and not node.decorator_list else None
@@ -309,10 +309,8 @@ class _Follower:
 
     def _block(self, statements: Iterable[ast.stmt]) -> dict[str, str]:
         """Notes what statements that run or not decide; returns their assignments, without moves."""
-        made: dict[str, str] = {}
-        for statement in statements:
-            made |= self._statement(statement)
-        return made
+        made = (self._statement(statement) for statement in statements)
+        return {name: text for each in made for name, text in each.items()}
 
     def _statement(self, statement: ast.stmt) -> dict[str, str]:
         file = self.file

@@ -159,7 +159,7 @@ class Tree:
         found = self.scope_of(node).lookup(node.id) if isinstance(node, ast.Name) else None
         return found[1] if found else []
 
-    def assigned(self, node: ast.AST | None) -> list[ast.expr]:
+    def assigned_values(self, node: ast.AST | None) -> list[ast.expr]:
         """The values of a name that gets them by assignments alone; else empty."""
         values = [b.value for b in self.bindings(node) if b.kind == "assign" and b.value is not None]
         return values if len(values) == len(self.bindings(node)) else []
@@ -169,7 +169,7 @@ class Tree:
         info = self.class_of(node)
         return info.attributes.get(node.attr, []) if info else []
 
-    def defined(self, node: ast.AST | None) -> ast.AST | None:
+    def only_definition(self, node: ast.AST | None) -> ast.AST | None:
         """What defines a name that is defined once, such as a function."""
         found = self.bindings(node)
         return found[0].node if len(found) == 1 else None
@@ -187,7 +187,7 @@ class Tree:
         outer = self.parents.get(node) if node is not None else None
         return outer if isinstance(outer, ast.Call) and outer.func is node else None
 
-    def is_whole(self, node: ast.AST) -> bool:
+    def stands_alone(self, node: ast.AST) -> bool:
         """Whether an expression is a statement of its own, so that nothing uses its value."""
         return isinstance(self.parents.get(node), ast.Expr)
 

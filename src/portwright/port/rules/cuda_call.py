@@ -93,7 +93,7 @@ class CudaCall(Rule):
             parent = file.tree.parents.get(call)
             edits: list[Edit] = []
             safety: Safety = "safe"
-            if last in IDLE and statement is not None and file.tree.is_whole(call):
+            if last in IDLE and statement is not None and file.tree.stands_alone(call):
                 if all(is_pure(file, a) for a in (*call.args, *(k.value for k in call.keywords))):
                     edits = remove_statement(file, statement)
             elif last in _QUESTIONS and not call.args and not call.keywords:

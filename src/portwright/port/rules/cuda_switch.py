@@ -58,7 +58,7 @@ class CudaSwitch(Rule):
             "torch.set_float32_matmul_precision", "torch.backends.cuda.", "torch.backends.cudnn."
         ):
             found = file.tree.statement_of(call)
-            pure = file.tree.is_whole(call) and all(
+            pure = file.tree.stands_alone(call) and all(
                 is_pure(file, part) for part in (*call.args, *call.keywords)
             )
             yield self.report(

@@ -71,5 +71,5 @@ def _is_shape(file: File, node: ast.expr, depth: int = 0) -> bool:
             return node.attr in _SHAPES
         case ast.Subscript(slice=ast.Slice()):
             return _is_shape(file, node.value, depth)
-    values = file.tree.assigned(node) if depth < 4 else []
+    values = file.tree.assigned_values(node) if depth < 4 else []
     return bool(values) and all(_is_shape(file, value, depth + 1) for value in values)

@@ -56,7 +56,7 @@ class InPlaceOperation(Rule):
                 continue
             (start, _), (_, end) = file.source.span(call), file.source.span(call.func)
             edits = [Edit(end - 1, end, "")]
-            if file.tree.is_whole(call):
+            if file.tree.stands_alone(call):
                 assigned = Edit(start, start, f"{file.segment(receiver)} = ")
                 edits = [assigned, *edits] if isinstance(receiver, ast.Name) else []
             yield self.report(file, call, f"{call.func.attr}() changes a tensor in place", edits)

@@ -28,7 +28,7 @@ def _is_values(file: File, node: ast.expr, depth: int) -> bool:
         return True
     if is_method_call(node, "astype", "tolist", "copy", "reshape"):
         return _is_values(file, node.func.value, depth + 1)
-    values = file.tree.assigned(node) if depth < 5 else []
+    values = file.tree.assigned_values(node) if depth < 5 else []
     return bool(values) and all(_is_values(file, value, depth + 1) for value in values)
 
 
@@ -109,7 +109,7 @@ def _has_no_gradient(file: File, node: ast.expr, depth: int) -> bool:
         return _has_no_gradient(file, node.func.value, depth)
     if depth >= 5 or _ASKS.search(file.source.data):
         return False
-    values = file.tree.assigned(node)
+    values = file.tree.assigned_values(node)
     return (file.flow.is_tensor(node) and is_loaded(file, node)) or (
         bool(values) and all(_has_no_gradient(file, value, depth + 1) for value in values)
     )

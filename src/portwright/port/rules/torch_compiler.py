@@ -57,7 +57,7 @@ def _is_only_called(file: File, place: ast.AST, name: str, depth: int = 0) -> bo
 
 def _parameter(file: File, call: ast.Call, argument: ast.Name) -> tuple[ast.stmt, str] | None:
     """The parameter of a function of this file to which a call passes an argument, after the function's first statement."""
-    function = file.tree.defined(call.func)
+    function = file.tree.only_definition(call.func)
     if not isinstance(function, FUNCTIONS) or has_star(call):
         return None
     places = [*function.args.posonlyargs, *function.args.args]
