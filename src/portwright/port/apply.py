@@ -16,13 +16,13 @@ from portwright import __version__
 from portwright.errors import UserError
 from portwright.job.atomic import atomic_directory, atomic_write_bytes, explain_os_error
 from portwright.port.callers import forget, remember_members
-from portwright.port.check import Selection, check_source, unreadable
+from portwright.port.check import UNREADABLE, Selection, check_source, unreadable
 from portwright.port.files import COPY_MARK, show
 from portwright.port.finding import Finding, Safety
 from portwright.port.origin import STORE, Origin
 from portwright.port.owners import Reader
 from portwright.port.patch import Patch, make_patch
-from portwright.port.project import Project, find_root, group_by_root, read_source
+from portwright.port.project import Project, above_packages, find_root, group_by_root, read_source
 from portwright.port.source import Source, UnreadableError
 from portwright.port.undo import save_originals
 
@@ -77,11 +77,8 @@ def _port_root(
                 left[path] = [unreadable(path, error, selection.targets)]
                 if path in originals:  # it can be read but not written back: its findings are kept
                     overlay.pop(path, None)
-                    left[path] += [
-                        f
-                        for f in check_source(originals[path], project, selection)
-                        if f.code != left[path][0].code
-                    ]
+                    found = check_source(originals[path], project, selection)
+                    left[path] += [f for f in found if f.code != UNREADABLE]
                 continue
             fixed[path] = [*fixed.get(path, []), *patch.fixed]
             left[path] = patch.left
@@ -142,18 +139,11 @@ def _report_unwritten(port: Port, path: Path, error: Exception) -> None:
     blocked = unreadable(
         path, UnreadableError(str(error)), sorted({t for f in patch.fixed for t in f.targets})
     )
-    port.left = sorted(
-        [
-            *(f for f in port.left if f.path != str(path)),
-            replace(
-                blocked,
-                message=f"not rewritten: {error}",
-                cure="See to it that it can be written, or use --out.",
-            ),
-            *patch.fixed,
-        ],
-        key=lambda f: f.place,
+    blocked = replace(
+        blocked, message=f"not rewritten: {error}", cure="See to it that it can be written, or use --out."
     )
+    others = (f for f in port.left if f.path != str(path))
+    port.left = sorted([*others, blocked, *patch.fixed], key=lambda f: f.place)
 
 
 def write_copy(
@@ -197,11 +187,8 @@ def _is_readable(path: Path) -> bool:
 
 def _check_out(out: Path, paths: Sequence[Path]) -> None:
     """Refuses an --out folder with anything in it but an unchanged earlier copy."""
-    if any(
-        os.path.realpath(out) == os.path.realpath(path)
-        or Path(os.path.realpath(out)) in Path(os.path.realpath(path)).parents
-        for path in paths
-    ):
+    real = Path(os.path.realpath(out))
+    if any(real in (here, *here.parents) for here in map(Path, map(os.path.realpath, paths))):
         raise UserError(
             f"--out {out} is or holds what is to be ported.", "Choose another folder, or use --write."
         )
@@ -235,9 +222,7 @@ def common_folder(paths: Sequence[Path], files: Sequence[Path]) -> Path:
     top = Path(os.path.normpath(os.path.commonpath(folders)))
     if not (top / "__init__.py").is_file():
         return top
-    above = top
-    while (above / "__init__.py").is_file() and above.parent != above:
-        above = above.parent
+    above = above_packages(top)
     name = top.relative_to(above).parts[0]
     by_name = re.compile(rb"^[ \t]*(from|import)[ \t]+" + re.escape(name).encode() + rb"\b", re.MULTILINE)
     return above if any(by_name.search(path.read_bytes()) for path in files if _is_readable(path)) else top
@@ -260,10 +245,9 @@ def _companions(paths: Sequence[Path], files: Sequence[Path], top: Path, out: Pa
             wanted.update(here / m for m in members if (here / m).is_file())
     waiting = list(files)
     while waiting:
-        for module in _imports_of(waiting.pop()):
-            if module not in wanted and top in module.parents:
-                wanted.add(module)
-                waiting.append(module)
+        new = {m for m in _imports_of(waiting.pop()) if m not in wanted and top in m.parents}
+        wanted |= new
+        waiting += new
     return sorted(wanted)
 
 

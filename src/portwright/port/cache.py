@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import platform
@@ -47,25 +46,53 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "portwright" / "check"
 
 
+class Store:
+    """One cache file, outside of all projects, for what a key stands for; an unwritable one is ignored."""
+
+    def __init__(self, *key: Any) -> None:
+        name = digest(json.dumps([*key, _fingerprint()]).encode())
+        self.path = cache_folder() / f"{name}.json"
+        self.missing: set[str] = (
+            set()
+        )  # files that were looked for: one that appears may change what a name means
+        self._digests: dict[str, str | None] = {}
+
+    def read(self) -> dict[str, Any]:
+        """What was written; empty if nothing was, or if a file that was missing is there now."""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            content: dict[str, Any] = json.loads(self.path.read_text(encoding="utf-8"))
+            if not any(Path(path).exists() for path in content["missing"]):
+                self.missing = set(content["missing"])
+                return content
+        return {}
+
+    def write(self, **content: Any) -> None:
+        with contextlib.suppress(UserError):
+            document = {**content, "missing": sorted(self.missing)}
+            atomic_write_text(self.path, json.dumps(document, default=str))
+
+    def digest(self, path: str) -> str | None:
+        """A file's digest; None if it cannot be read."""
+        if path not in self._digests:
+            try:
+                self._digests[path] = digest(read_bytes(Path(path)))
+            except UnreadableError:
+                self._digests[path] = None
+        return self._digests[path]
+
+
 class Cache:
-    """One cache file, outside the project, for a project and a selection of rules; an unwritable cache is ignored."""
+    """The findings of a project's files for a selection of rules."""
 
     def __init__(self, root: Path, selection: Selection, members: Sequence[Path]) -> None:
-        key = [str(root), _fingerprint(), sorted(selection.targets), [r.code for r in selection.rules]]
-        name = hashlib.blake2b(json.dumps(key).encode(), digest_size=16).hexdigest()
-        self.path = cache_folder() / f"{name}.json"
-        self._digests: dict[str, str | None] = {}
+        self._store = Store(str(root), sorted(selection.targets), [r.code for r in selection.rules])
+        self.path = self._store.path
         self._entries: dict[str, dict[str, Any]] = {}
-        self._missing: set[str] = set()
         self._members = {str(path) for path in members}
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            content = json.loads(self.path.read_text(encoding="utf-8"))
-            # A file that was missing before may change what a name means, and a step in a file that was not
-            # checked before may call functions of any other file.
-            known = set(content["members"])
-            if self._members <= known and not any(Path(path).exists() for path in content["missing"]):
-                self._entries, self._missing = content["entries"], set(content["missing"])
-                self._members = known
+        content = self._store.read()
+        # A step in a file that was not checked before may call functions of any other file.
+        if self._members <= set(content.get("members", ())):
+            self._entries, self._members = content.get("entries", {}), set(content.get("members", ()))
 
     def known(self, files: Sequence[Path]) -> dict[Path, list[Finding]]:
         """Findings of the files that did not change."""
@@ -78,31 +105,19 @@ class Cache:
     def add(self, checked: Iterable[Checked]) -> None:
         for each in checked:
             row = to_row(each)
-            self._missing.update(p for p, old in each.consulted.items() if old is None)
+            self._store.missing.update(p for p, old in each.consulted.items() if old is None)
             self._entries[row["path"]] = {
-                "digest": self._digest(row["path"]),
+                "digest": self._store.digest(row["path"]),
                 "needs": {p: old for p, old in each.consulted.items() if old is not None},
                 "findings": row["findings"],
             }
-        with contextlib.suppress(UserError):
-            content = {
-                "missing": sorted(self._missing), "members": sorted(self._members), "entries": self._entries
-            }  # fmt: skip
-            atomic_write_text(self.path, json.dumps(content))
+        self._store.write(members=sorted(self._members), entries=self._entries)
 
     def _is_fresh(self, path: Path) -> bool:
         entry = self._entries.get(str(path))
-        if entry is None or entry["digest"] is None or entry["digest"] != self._digest(str(path)):
+        if entry is None or entry["digest"] is None or entry["digest"] != self._store.digest(str(path)):
             return False
-        return all(self._digest(needed) == old for needed, old in entry["needs"].items())
-
-    def _digest(self, path: str) -> str | None:
-        if path not in self._digests:
-            try:
-                self._digests[path] = digest(read_bytes(Path(path)))
-            except UnreadableError:
-                self._digests[path] = None
-        return self._digests[path]
+        return all(self._store.digest(needed) == old for needed, old in entry["needs"].items())
 
 
 def _fingerprint() -> list[str]:

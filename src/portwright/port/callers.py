@@ -59,7 +59,7 @@ def functions_called_from_steps(
     """
     known = _known.setdefault(project, _Known())
     found: set[str] = set()
-    for importer in _importers(project, known, path):
+    for importer in importers(project, path):
         if importer not in known.with_step and (hops < MOST_HOPS or known.num_files > _FEW_FILES):
             continue
         key = (importer, hops - 1)
@@ -74,20 +74,31 @@ def functions_called_from_steps(
 
 def is_named_elsewhere(project: Project, path: Path, pattern: str, only_importers: bool) -> bool:
     """Whether a pattern occurs in another file of the project, or only in one that imports this file."""
-    known = _known.setdefault(project, _Known())
-    importers = _importers(project, known, path)
-    sign = re.compile(pattern.encode())
-    found = False
-    for file in importers if only_importers else sorted(known.digests):
-        if file != path:
-            project.consulted[str(file)] = known.digests[file]
-            found = found or sign.search(_data(project, file)) is not None
-    return found
+    known, nearby = _known.setdefault(project, _Known()), importers(project, path)
+    asked = [file for file in (nearby if only_importers else sorted(known.digests)) if file != path]
+    project.consulted.update({str(file): known.digests[file] for file in asked})
+    return any(re.search(pattern.encode(), _data(project, file)) for file in asked)
 
 
 def importers(project: Project, path: Path) -> Sequence[Path]:
     """The project's files that may import this one."""
-    return _importers(project, _known.setdefault(project, _Known()), path)
+    known = _known.setdefault(project, _Known())
+    if known.importing is None:
+        known.importing = {}
+        files = _list_files(project, known, path)
+        known.num_files = len(files)
+        for file in files:
+            try:
+                data = _data(project, file)
+            except UnreadableError:
+                continue
+            known.digests[file] = digest(data)
+            if any(sign in data for sign in _STEP_SIGNS):
+                known.with_step.add(file)
+            for word in {word for line in _IMPORT.findall(data) for word in _WORD.findall(line)}:
+                known.importing.setdefault(word, []).append(file)
+    stem = path.parent.name if path.name == "__init__.py" else path.stem
+    return [file for file in known.importing.get(os.fsencode(stem), ()) if file != path]
 
 
 def any_has(project: Project, paths: Iterable[Path], has: Callable[[Source, Project], bool]) -> bool:
@@ -106,25 +117,6 @@ def any_has(project: Project, paths: Iterable[Path], has: Callable[[Source, Proj
         if known.seen[key]:
             return True
     return False
-
-
-def _importers(project: Project, known: _Known, path: Path) -> Sequence[Path]:
-    if known.importing is None:
-        known.importing = {}
-        files = _list_files(project, known, path)
-        known.num_files = len(files)
-        for file in files:
-            try:
-                data = _data(project, file)
-            except UnreadableError:
-                continue
-            known.digests[file] = digest(data)
-            if any(sign in data for sign in _STEP_SIGNS):
-                known.with_step.add(file)
-            for word in {word for line in _IMPORT.findall(data) for word in _WORD.findall(line)}:
-                known.importing.setdefault(word, []).append(file)
-    stem = path.parent.name if path.name == "__init__.py" else path.stem
-    return [file for file in known.importing.get(os.fsencode(stem), ()) if file != path]
 
 
 def _data(project: Project, path: Path) -> bytes:

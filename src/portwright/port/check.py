@@ -133,8 +133,6 @@ def _rule_failed(path: Path, rule: Rule, error: Exception, targets: Iterable[str
 
 def _without_ignored(found: Sequence[Finding], source: Source) -> list[Finding]:
     ignored = source.ignored
-    if not ignored:
-        return list(found)
     kept = [f for f in found if not any(_covers(ignored, line, f.code) for line in {f.line, f.end_line})]
     return [_all_or_none(f, source, ignored) for f in kept]
 

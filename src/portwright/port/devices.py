@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import ast
 
-from portwright.port.rewrite import is_constant
+from portwright.port.rewrite import argument, has_star, is_constant
 from portwright.port.rule import File
-from portwright.port.tree import FUNCTIONS, Binding, pair
-
-
-def words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
+from portwright.port.tree import (
+    FUNCTIONS,
+    Binding,
+    MethodCall,
+    is_method_call,
+    is_name,
+    last_name,
+    pair,
+    words,
+)
 
 _OWNERS = words("self args opt config cfg params hparams opts conf flags FLAGS")
 _NAMES = words("device _device dev local_rank gpu rank")
@@ -29,12 +33,13 @@ def is_accelerator(node: ast.AST | None) -> bool:
 
 def is_device_value(file: File, node: ast.expr, depth: int = 0) -> bool:
     """Whether it is a device, given by text, call or name, or a choice among devices."""
-    if isinstance(node, ast.IfExp):
-        return all(is_device_value(file, side, depth) for side in (node.body, node.orelse))
-    if isinstance(node, ast.JoinedStr):
-        return bool(node.values) and is_accelerator(node.values[0])
-    if isinstance(node, ast.Call):
-        return file.resolve(node.func) in _DEVICE_CALLS
+    match node:
+        case ast.IfExp():
+            return all(is_device_value(file, side, depth) for side in (node.body, node.orelse))
+        case ast.JoinedStr():
+            return bool(node.values) and is_accelerator(node.values[0])
+        case ast.Call():
+            return file.resolve(node.func) in _DEVICE_CALLS
     return is_device(file, node, depth)
 
 
@@ -67,9 +72,13 @@ def _is_of_accelerator(file: File, node: ast.expr) -> bool:
 
 def is_host(file: File, node: ast.expr) -> bool:
     """Whether it is the host's device, "cpu"."""
-    if isinstance(node, ast.Call) and file.resolve(node.func) == "torch.device" and len(node.args) == 1:
-        node = node.args[0]
-    return is_constant(node, "cpu")
+    return is_constant(device_text(file, node), "cpu")
+
+
+def device_text(file: File, node: ast.expr | None) -> ast.expr | None:
+    """What torch.device() is given; anything else as it is."""
+    is_made = isinstance(node, ast.Call) and file.resolve(node.func) == "torch.device"
+    return node.args[0] if is_made and len(node.args) == 1 else node  # type: ignore[union-attr]
 
 
 def is_device_choice(file: File, call: ast.Call) -> bool:
@@ -92,25 +101,14 @@ def names_device(file: File, node: ast.expr) -> bool:
     if isinstance(parent, ast.Call) and parent.args and node is parent.args[0]:
         if file.resolve(parent.func) in ("torch.device", "torch.set_default_device"):
             return True
-        return (
-            isinstance(parent.func, ast.Attribute)
-            and parent.func.attr == "to"
-            and file.resolve(parent.func) is None
-        )
+        return is_method_call(parent, "to") and file.resolve(parent.func) is None
     if isinstance(parent, ast.keyword):
-        if parent.arg in ("device", "map_location"):
-            return True
-        call = file.tree.parents.get(parent)
-        is_option = (
-            isinstance(call, ast.Call)
-            and isinstance(call.func, ast.Attribute)
-            and call.func.attr == "add_argument"
-        )
-        return is_option and parent.arg == "default"
+        is_default = parent.arg == "default" and is_method_call(file.tree.parents[parent], "add_argument")
+        return is_default or parent.arg in ("device", "map_location")
     if isinstance(parent, ast.Assign) and parent.value is node:
         target = parent.targets[0]
-        name = getattr(target, "id", getattr(target, "attr", ""))
-        return name.lower() in ("device", "_device", "dev") or _is_used_as_device(file, target)
+        is_named = last_name(target).lower() in ("device", "_device", "dev")
+        return is_named or _is_used_as_device(file, target)
     return isinstance(parent, ast.Return) and _chooses_device(file, file.tree.function_of(node))
 
 
@@ -119,9 +117,7 @@ def _chooses_device(file: File, function: ast.AST | None) -> bool:
     if not isinstance(function, FUNCTIONS):
         return False
     returned = [n.value for n in ast.walk(function) if isinstance(n, ast.Return)]
-    calls = [
-        c for c in file.tree.all(ast.Call) if isinstance(c.func, ast.Name) and c.func.id == function.name
-    ]
+    calls = [c for c in file.tree.all(ast.Call) if is_name(c.func, function.name)]
     uses = [n for n in file.tree.all(ast.Name) if n.id == function.name]
     return (
         len(uses) == len(calls) > 0
@@ -132,92 +128,68 @@ def _chooses_device(file: File, function: ast.AST | None) -> bool:
 
 def _is_used_as_device(file: File, target: ast.expr) -> bool:
     """Whether a variable is used as a device anywhere."""
-    if not isinstance(target, ast.Name):
-        return False
-    scope = file.tree.scope_of(target)
-    return any(
-        node.id == target.id
-        and isinstance(node.ctx, ast.Load)
-        and (found := file.tree.scope_of(node).lookup(node.id)) is not None
-        and found[0] is scope
-        and names_device(file, node)
-        for node in file.tree.all(ast.Name)
+    return isinstance(target, ast.Name) and any(
+        names_device(file, node) for node in file.tree.reads(target.id, file.tree.scope_of(target))
     )
 
 
 def is_device(file: File, node: ast.expr, depth: int = 0) -> bool:
     """Whether it is a device that is not the `.device` of a tensor."""
-    if is_accelerator(node) or is_constant(node, "cpu"):
-        return True
     if isinstance(node, ast.Constant):
-        return False
+        return is_accelerator(node) or is_constant(node, "cpu")
     if isinstance(node, ast.Name) and _follows_tensor(file, node):
         return False
     if file.flow.kind(node) == "device":
         return not (isinstance(node, ast.Attribute) and file.flow.is_tensor(node.value))
-    name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-    if isinstance(node, ast.Attribute) and not isinstance(node.value, ast.Name):
-        return False
-    if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id not in _OWNERS:
+    if isinstance(node, ast.Attribute) and getattr(node.value, "id", None) not in _OWNERS:
         return False  # x.device follows x
-    return name.lower() in _NAMES or (isinstance(node, ast.Name) and _is_bound_to_device(file, node, depth))
+    is_named = last_name(node).lower() in _NAMES
+    return is_named or (isinstance(node, ast.Name) and _is_bound_to_device(file, node, depth))
 
 
 def _is_bound_to_device(file: File, name: ast.Name, depth: int) -> bool:
     """Whether a variable holds a device: assigned here, returned by a function of this file, or passed by a call in it."""
-    found = file.tree.scope_of(name).lookup(name.id)
-    if not found or depth > 4:
+    if depth > 4:
         return False
-    if len(found[1]) == 1 and found[1][0].kind == "parameter":
-        return any(is_device_value(file, g, depth + 1) for g in given_to(file, found[1][0]))
-    return all(
-        b.kind == "assign" and b.value is not None and _makes_device(file, b.value, depth + 1)
-        for b in found[1]
-    )
+    match file.tree.bindings(name):
+        case [Binding("parameter") as parameter]:
+            return any(is_device_value(file, g, depth + 1) for g in given_to(file, parameter))
+    values = file.tree.assigned_values(name)
+    return bool(values) and all(_makes_device(file, value, depth + 1) for value in values)
 
 
 def _makes_device(file: File, value: ast.expr, depth: int) -> bool:
-    if isinstance(value, ast.Call) and isinstance(value.func, ast.Name):
-        found = file.tree.scope_of(value.func).lookup(value.func.id)
-        function = found[1][0].node if found and len(found[1]) == 1 else None
-        if isinstance(function, ast.FunctionDef):
-            returns = [n.value for n in ast.walk(function) if isinstance(n, ast.Return)]
-            return bool(returns) and all(r is not None and is_device_value(file, r, depth) for r in returns)
-    return is_device_value(file, value, depth)
+    function = file.tree.only_definition(value.func) if isinstance(value, ast.Call) else None
+    if not isinstance(function, ast.FunctionDef):
+        return is_device_value(file, value, depth)
+    returns = [n.value for n in ast.walk(function) if isinstance(n, ast.Return)]
+    return bool(returns) and all(r is not None and is_device_value(file, r, depth) for r in returns)
 
 
 def _follows_tensor(file: File, name: ast.Name) -> bool:
     """Whether a variable is assigned the device of a tensor, as in `device = x.device`."""
-    found = file.tree.scope_of(name).lookup(name.id)
-    values = [b.value for b in found[1]] if found else []
+    values = (b.value for b in file.tree.bindings(name))
     return any(
         isinstance(v, ast.Attribute) and v.attr == "device" and file.flow.is_tensor(v.value) for v in values
     )
 
 
-def is_move(file: File, call: ast.Call) -> bool:
-    """Whether a call is `.to(device)` of a tensor or a model."""
-    if not isinstance(call.func, ast.Attribute) or file.flow.kind(call.func.value) == "executor":
-        return False
-    given = next((k.value for k in call.keywords if k.arg == "device"), None)
-    if any(k.arg is None or k.arg == "copy" for k in call.keywords):
-        return False  # copy=True does more than move
-    return (given is not None and is_device(file, given)) or (
-        bool(call.args) and is_device(file, call.args[0])
+def is_move(file: File, call: MethodCall) -> bool:
+    """Whether a call is `.to(device)` of a tensor or a model; one with copy=True does more than move."""
+    given = [*(k.value for k in call.keywords if k.arg == "device"), *call.args[:1]]
+    is_plain = not any(k.arg in (None, "copy") for k in call.keywords)
+    return (
+        is_plain
+        and any(is_device(file, device) for device in given)
+        and file.flow.kind(call.func.value) != "executor"
     )
 
 
-def self_moves(file: File, statement: ast.Assign) -> list[ast.Call]:
+def self_moves(file: File, statement: ast.Assign) -> list[MethodCall]:
     """The moves in an assignment that only moves tensors: `x, y = x.to(device), y.to(device)`."""
-    if len(statement.targets) != 1:
-        return []
-    moves: list[ast.Call] = []
-    for target, value in pair(statement.targets[0], statement.value):
-        if (
-            not isinstance(value, ast.Call)
-            or not isinstance(value.func, ast.Attribute)
-            or value.func.attr != "to"
-        ):
+    moves: list[MethodCall] = []
+    for target, value in pair(statement.targets[0], statement.value) if len(statement.targets) == 1 else ():
+        if not is_method_call(value, "to"):
             return []
         plain = all(is_device(file, a) for a in value.args) and all(
             k.arg in ("device", "non_blocking") for k in value.keywords
@@ -241,14 +213,11 @@ def given_to(file: File, parameter: Binding) -> list[ast.expr]:
         names = names[1:]
     found: list[ast.expr] = []
     for call in file.tree.all(ast.Call):
-        if getattr(call.func, "id", getattr(call.func, "attr", "")) != called:
+        if last_name(call.func) != called:
             continue
-        named = next((k.value for k in call.keywords if k.arg == parameter.node.arg), None)
         at = names.index(parameter.node.arg) if parameter.node.arg in names else len(call.args)
-        if any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords):
-            return []
-        value = named if named is not None else call.args[at] if at < len(call.args) else parameter.value
-        if value is None:
+        value = argument(call, at, parameter.node.arg) or parameter.value
+        if value is None or has_star(call):
             return []
         found.append(value)
     return found

@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from portwright.errors import UserError
-from portwright.job.atomic import atomic_write_text
-from portwright.port.cache import _fingerprint, cache_folder
+from portwright.port.cache import Store
 from portwright.port.check import Selection
 from portwright.port.files import _absolute as absolute
 from portwright.port.files import show
 from portwright.port.finding import Finding
 from portwright.port.look import Look, Place, find_entries, look_at
 from portwright.port.owners import Reader, owner_of_name
-from portwright.port.project import digest, group_by_root
+from portwright.port.project import group_by_root
 from portwright.port.report import summarise
-from portwright.port.source import UnreadableError, read_bytes
 from portwright.port.verdict import AS_IT_IS, Plan, Verdict
 
 
@@ -86,10 +80,7 @@ class Looked:
         self._paths, self._files, self._selection, self._exclude = paths, files, selection, exclude
         codes = [rule.code for rule in selection.rules]
         named = [[str(p.absolute()) for p in paths], [str(f) for f in files]]
-        key = ["looks", *named, _fingerprint(), codes, list(exclude)]
-        name = hashlib.blake2b(json.dumps(key).encode(), digest_size=16).hexdigest()
-        self._store = cache_folder() / f"{name}.json" if use_cache else None
-        self._missing: set[str] = set()
+        self._store = Store("looks", *named, codes, list(exclude)) if use_cache else None
         self._looks: list[Look] = []
         self._plans: dict[str, Plan] = {}
         self._is_new = False
@@ -119,28 +110,22 @@ class Looked:
             key: {**plan.__dict__, "left": [{**f.as_dict(), "end_line": f.end_line} for f in plan.left]}
             for key, plan in self._plans.items()
         }
-        needs = {
-            str(path): _digest(str(path)) for look in self._looks for path in (*look.files, *self._files)
-        }
-        content = {"needs": needs, "missing": sorted(self._missing), "looks": rows, "plans": plans}
-        with contextlib.suppress(UserError):
-            atomic_write_text(self._store, json.dumps(content, default=str))
+        read = {str(path) for look in self._looks for path in (*look.files, *self._files)}
+        self._store.write(needs={path: self._store.digest(path) for path in read}, looks=rows, plans=plans)
 
     def _load(self) -> bool:
-        if self._store is None:
+        content = self._store.read() if self._store is not None else {}
+        if self._store is None or not content:
             return False
         try:
-            content = json.loads(self._store.read_text(encoding="utf-8"))
-            is_fresh = all(_digest(path) == old for path, old in content["needs"].items())
-            if not is_fresh or any(Path(path).exists() for path in content["missing"]):
+            if any(self._store.digest(path) != old for path, old in content["needs"].items()):
                 return False
-            self._missing = set(content["missing"])
             self._looks = [_look_from(row) for row in content["looks"]]
             self._plans = {
                 key: Plan(**{**row, "left": tuple(Finding.from_dict(f) for f in row["left"])})
                 for key, row in content["plans"].items()
             }
-        except (OSError, ValueError, KeyError, TypeError):
+        except (KeyError, TypeError):
             return False
         return True
 
@@ -153,7 +138,9 @@ class Looked:
             own = [look_at(path, reader, self._exclude) for path in members if path in named]
             own += find_entries([path for path in members if path not in named], reader, self._exclude)
             looks += own
-            self._missing.update(p for p, old in reader.project.consulted.items() if old is None)
+            if self._store is not None:
+                gone = (path for path, old in reader.project.consulted.items() if old is None)
+                self._store.missing.update(gone)
         started = {path for look in looks if look.owners for path in look.files}
         kept = [look for look in looks if look.owners or look.entry not in started]
         return kept or [Look(self._paths[0].absolute(), tuple(self._files), (), (), None, False)]
@@ -168,10 +155,3 @@ def _look_from(row: dict[str, Any]) -> Look:
         Place(**row["uses_gpu"]) if row["uses_gpu"] else None,
         row["names_device"],
     )
-
-
-def _digest(path: str) -> str | None:
-    try:
-        return digest(read_bytes(Path(path)))
-    except UnreadableError:
-        return None

@@ -12,7 +12,7 @@ from portwright.errors import UserError
 SUFFIXES = (".py", ".ipynb")
 COPY_MARK = Path(".portwright") / "port.json"  # in a folder that `port --out` wrote
 _SKIPPED = frozenset(
-    {
+    [
         "__pycache__",
         "node_modules",
         "site-packages",
@@ -22,7 +22,7 @@ _SKIPPED = frozenset(
         "dist",
         "wandb",
         "lightning_logs",
-    }
+    ]
 )
 
 
@@ -65,9 +65,8 @@ def _below(
     folder: Path, top: Path, exclude: Sequence[str], seen: frozenset[str] = frozenset()
 ) -> Iterator[Path]:
     real = os.path.realpath(folder)
-    if real in seen:  # a link back to a folder above
-        return
-    if folder != top and Path(real) in Path(os.path.realpath(top)).parents:  # a link to a folder above
+    is_above = folder != top and Path(real) in Path(os.path.realpath(top)).parents
+    if real in seen or is_above:  # a link to a folder above
         return
     try:
         entries = sorted(os.scandir(folder), key=lambda e: e.name)

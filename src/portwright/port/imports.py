@@ -10,7 +10,7 @@ from pathlib import Path
 
 from portwright.port.names import Names
 from portwright.port.project import LIBRARIES, Project
-from portwright.port.tree import Tree, is_name
+from portwright.port.tree import Tree, is_method_call, is_name
 
 # Calls that import by a text, with the position of the text; only literal texts are followed.
 _BY_NAME = {
@@ -99,7 +99,7 @@ class _Reader:
         if not isinstance(given, ast.Constant) or not isinstance(given.value, str):
             folder = _package_of_text(self.path, given, self.project)
             if folder is not None:  # it may be any module of the package
-                self.found.files.update(sorted(folder.glob("*.py")))
+                self.found.files.update(folder.glob("*.py"))
                 return
             text = ast.unparse(given) if given is not None else ""
             shown = f"{called.rpartition('.')[2]}({text if len(text) <= 60 else text[:57] + '...'})"
@@ -122,17 +122,18 @@ def _package_of_text(path: Path, given: ast.expr | None, project: Project) -> Pa
     """The folder of the package `models` in f"models.{name}" or "models." + name."""
     if isinstance(given, ast.BinOp) and isinstance(given.op, (ast.Add, ast.Mod)):
         given = given.left
-    if isinstance(given, ast.Call) and isinstance(given.func, ast.Attribute) and given.func.attr == "format":
+    if is_method_call(given, "format"):
         given = given.func.value
     if isinstance(given, ast.JoinedStr) and given.values:
         given = given.values[0]
     text = given.value if isinstance(given, ast.Constant) and isinstance(given.value, str) else ""
-    package, dot, _ = text.rpartition(".")
-    module = project.find_module(path, package, 0) if dot and package else None
-    if module is not None and module.name == "__init__.py":
-        return module.parent
-    bare = path.parent.joinpath(*package.split(".")) if dot and package else None
-    return bare if bare is not None and bare.is_dir() else None
+    package = text.rpartition(".")[0]
+    if not package:
+        return None
+    module = project.find_module(path, package, 0)
+    bare = path.parent.joinpath(*package.split("."))
+    is_package = module is not None and module.name == "__init__.py"
+    return module.parent if is_package else bare if bare.is_dir() else None  # type: ignore[union-attr]
 
 
 def _packages_above(path: Path, root: Path) -> Iterator[Path]:

@@ -6,56 +6,39 @@ import ast
 from typing import Literal
 
 from portwright.port.names import Names
-from portwright.port.tree import Binding, Tree, is_name
+from portwright.port.tree import Binding, Tree, is_method_call, is_name, words
 
 Kind = Literal[
-    "tensor",
-    "module",
-    "optimizer",
-    "scheduler",
-    "loader",
-    "device",
-    "number",
-    "text",
-    "shape",
-    "dtype",
-    "scaler",
-    "executor",
-]
-
-
-def _words(text: str) -> list[str]:
-    return text.split()
+    "tensor", "module", "optimizer", "scheduler", "loader", "device", "number", "text", "shape", "dtype", "scaler", "executor"
+]  # fmt: skip
 
 
 _MAX_DEPTH = 14
 STEP_METHODS = ("forward", "training_step", "forward_step")  # methods of an nn.Module that a step runs
-_NOT_TENSOR_FUNCTIONS = frozenset(
-    _words(
-        """
+_NOT_TENSOR_FUNCTIONS = words("""
         device manual_seed save load no_grad enable_grad inference_mode set_grad_enabled is_tensor
         is_grad_enabled numel compile set_default_dtype set_default_device get_default_dtype
         set_num_threads get_num_threads finfo iinfo Size set_printoptions set_float32_matmul_precision
         set_default_tensor_type use_deterministic_algorithms Generator typename is_floating_point
         is_complex broadcast_shapes result_type can_cast promote_types initial_seed seed dtype autocast
         split chunk unbind topk sort meshgrid tensor_split lstm gru is_storage
-        """
-    )
-)
-_NOT_TENSOR_METHODS = frozenset(
-    _words(
-        """
+        """)
+_NOT_TENSOR_METHODS = words("""
         item tolist numpy size dim numel nelement backward get_device is_floating_point split chunk
         unbind topk sort type element_size storage data_ptr is_contiguous stride register_hook shape
         keys values items append
-        """
-    )
-)
+        """)
 _NUMBERS = ("len", "int", "float", "round", "bool")
-_NUMBER_METHODS = frozenset({"item", "dim", "numel", "nelement", "ndimension", "__len__"})
-_TENSOR_ATTRIBUTES = frozenset({"data", "grad", "T", "mT", "H", "real", "imag"})
-_EXECUTORS = frozenset({"poptorch.trainingModel", "poptorch.inferenceModel"})
-_TEXT_METHODS = frozenset({"format", "join", "lower", "upper", "strip"})
+_NUMBER_METHODS = words("item dim numel nelement ndimension __len__")
+_TENSOR_ATTRIBUTES = words("data grad T mT H real imag")
+_TEXT_METHODS = words("format join lower upper strip")
+_MODULE_METHODS = words("to cuda cpu train eval half float double bfloat16 requires_grad_")
+_RESULTS: dict[str, Kind] = {
+    "poptorch.trainingModel": "executor", "poptorch.inferenceModel": "executor", "poptorch.DataLoader": "loader",
+    "torch.utils.data.DataLoader": "loader", "torch.device": "device", "torch.amp.GradScaler": "scaler",
+    "torch.nn.Parameter": "tensor", "torch.autograd.Variable": "tensor", "torch.from_numpy": "tensor",
+    "torch.as_tensor": "tensor", "torch.nn.parallel.DataParallel": "module", "torch.nn.parallel.DistributedDataParallel": "module",
+}  # fmt: skip
 
 
 class Kinds:
@@ -79,18 +62,17 @@ class Kinds:
         return self.kind(node) == "tensor"
 
     def _kind(self, node: ast.expr, depth: int) -> Kind | None:
-        if isinstance(node, ast.Constant):
-            if isinstance(node.value, (int, float)):
+        match node:
+            case ast.Constant(int() | float()):
                 return "number"
-            return "text" if isinstance(node.value, (str, bytes)) else None
-        if isinstance(node, ast.JoinedStr):
-            return "text"
-        if isinstance(node, ast.Call):
-            return self._kind_of_call(node, depth)
-        if isinstance(node, ast.Attribute):
-            return self._kind_of_attribute(node, depth)
-        if isinstance(node, ast.Name):
-            return self._kind_of_name(node, depth)
+            case ast.Constant(str() | bytes()) | ast.JoinedStr():
+                return "text"
+            case ast.Call():
+                return self._kind_of_call(node, depth)
+            case ast.Attribute():
+                return self._kind_of_attribute(node, depth)
+            case ast.Name():
+                return self._kind_of_name(node, depth)
         if isinstance(node, ast.Subscript):
             if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
                 return None  # a dictionary
@@ -129,50 +111,24 @@ class Kinds:
                     return "number"
                 return None if method in _NOT_TENSOR_METHODS else "tensor"
             if receiver == "module":
-                if method in (
-                    "to",
-                    "cuda",
-                    "cpu",
-                    "train",
-                    "eval",
-                    "half",
-                    "float",
-                    "double",
-                    "bfloat16",
-                    "requires_grad_",
-                ):
-                    return "module"
-                return None
+                return "module" if method in _MODULE_METHODS else None
             if receiver == "text" and method in _TEXT_METHODS:
                 return "text"
             if receiver == "executor":
                 return "executor" if method in ("train", "eval") else None
-        if self.kind(node.func, depth) == "module":
-            return "tensor"
-        return None
+        return "tensor" if self.kind(node.func, depth) == "module" else None
 
     def _kind_of_result(self, dotted: str) -> Kind | None:
-        if dotted in _EXECUTORS:
-            return "executor"
         if "::" in dotted:
             return "module" if self.names.is_module_class(dotted) else None
+        if dotted in _RESULTS:
+            return _RESULTS[dotted]
         head, _, last = dotted.rpartition(".")
-        if dotted == "torch.device":
-            return "device"
-        if dotted == "torch.utils.data.DataLoader" or dotted == "poptorch.DataLoader":
-            return "loader"
-        if dotted == "torch.amp.GradScaler":
-            return "scaler"
         if head == "torch.optim.lr_scheduler":
             return "scheduler"
         if head == "torch.optim" and last[:1].isupper():
             return "optimizer"
-        if dotted in ("torch.nn.Parameter", "torch.autograd.Variable", "torch.from_numpy", "torch.as_tensor"):
-            return "tensor"
-        if self.names.is_module_class(dotted) or dotted in (
-            "torch.nn.parallel.DataParallel",
-            "torch.nn.parallel.DistributedDataParallel",
-        ):
+        if self.names.is_module_class(dotted):
             return "module"
         if head == "torch" and last.endswith("Tensor"):
             return "tensor"
@@ -185,8 +141,7 @@ class Kinds:
 
     def _kind_of_attribute(self, node: ast.Attribute, depth: int) -> Kind | None:
         if is_name(node.value, "self"):
-            info = self.tree.class_of(node)
-            values = info.attributes.get(node.attr, []) if info else []
+            values = self.tree.attribute_values(node)
             kinds = {self.kind(value, depth) for value in values if not _is_none(value)}
             return kinds.pop() if len(kinds) == 1 else None
         dotted = self.names.resolve(node)
@@ -206,11 +161,8 @@ class Kinds:
         return None
 
     def _kind_of_name(self, node: ast.Name, depth: int) -> Kind | None:
-        found = self.tree.scope_of(node).lookup(node.id)
-        if found is None:
-            return None
         kinds = set()
-        for binding in found[1]:
+        for binding in self.tree.bindings(node):
             if binding.kind == "other" or (binding.kind == "assign" and _is_none(binding.value)):
                 continue
             counter = _counter(binding)
@@ -221,37 +173,25 @@ class Kinds:
         return kinds.pop() if len(kinds) == 1 else None
 
     def _kind_of_binding(self, binding: Binding, depth: int) -> Kind | None:
-        if binding.kind == "assign":
-            return self.kind(binding.value, depth)
-        if binding.kind == "parameter":
-            return self._kind_of_parameter(binding, depth)
-        if binding.kind == "unpack" and binding.value is not None:
-            return (
-                "number" if self.kind(binding.value, depth) == "shape" else self._kind_of_part(binding.value)
-            )
-        if binding.kind == "iterate" and binding.value is not None:
-            return self._kind_of_item(binding, depth)
+        match binding:
+            case Binding("assign"):
+                return self.kind(binding.value, depth)
+            case Binding("parameter"):
+                return self._kind_of_parameter(binding, depth)
+            case Binding("unpack", value=ast.expr() as value):
+                return "number" if self.kind(value, depth) == "shape" else self._kind_of_part(value)
+            case Binding("iterate", value=ast.expr()):
+                return self._kind_of_item(binding, depth)
         return None
 
     def _kind_of_part(self, value: ast.expr) -> Kind | None:
         """The kind of the parts of a returned tuple: values and indices, chunks, or an output and its state."""
         if isinstance(value, ast.Call):
             dotted = self.names.resolve(value.func) or ""
-            if dotted.startswith("torch.") and dotted.rpartition(".")[2] in _NOT_TENSOR_FUNCTIONS | {
-                "max",
-                "min",
-                "median",
-            }:
+            is_torchs = dotted.startswith("torch.")
+            if is_torchs and dotted.rpartition(".")[2] in _NOT_TENSOR_FUNCTIONS | {"max", "min", "median"}:
                 return "tensor"
-            if isinstance(value.func, ast.Attribute) and value.func.attr in (
-                "max",
-                "min",
-                "chunk",
-                "split",
-                "topk",
-                "sort",
-                "unbind",
-            ):
+            if is_method_call(value, "max", "min", "chunk", "split", "topk", "sort", "unbind"):
                 return "tensor" if self.kind(value.func.value) == "tensor" else None
             if self.kind(value.func) == "module":
                 return "tensor"
@@ -278,13 +218,10 @@ class Kinds:
     def _kind_of_item(self, binding: Binding, depth: int) -> Kind | None:
         """The kind of a loop's items; unpacked batches of a loader are tensors."""
         iterable, target = binding.value, getattr(binding.node, "target", None)
-        counted = (
-            isinstance(iterable, ast.Call) and is_name(iterable.func, "enumerate") and bool(iterable.args)
-        )
         if isinstance(iterable, ast.Call) and is_name(iterable.func, "range"):
             return "number"
-        if counted and isinstance(iterable, ast.Call):
-            iterable = iterable.args[0]
+        iterable, whole = counted_in(iterable), iterable
+        counted = iterable is not whole
         while (
             isinstance(iterable, ast.Call)
             and iterable.args
@@ -302,6 +239,14 @@ def _counter(binding: Binding) -> ast.expr | None:
     over, target = binding.value, getattr(binding.node, "target", None)
     counts = binding.kind == "iterate" and isinstance(over, ast.Call) and is_name(over.func, "enumerate")
     return target.elts[0] if counts and isinstance(target, ast.Tuple) and target.elts else None
+
+
+def counted_in(iterable: ast.expr | None) -> ast.expr | None:
+    """`loader` of `enumerate(loader)`; anything else as it is."""
+    match iterable:
+        case ast.Call(ast.Name("enumerate"), [counted, *_]):
+            return counted
+    return iterable
 
 
 def _is_none(node: ast.AST | None) -> bool:

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from portwright.legal_forms import FORMS
-from portwright.port.finding import Edit, Finding, Safety
+from portwright.port.finding import Safety
 from portwright.port.rewrite import argument, keyword, legal_import, text_of, writes_in_place
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
+from portwright.port.tree import MethodCall
 
 _VIEWS = ("diagonal", "unfold")  # torch returns a view, the legal form a copy
 
@@ -74,12 +75,10 @@ class LegalForm(Rule):
         """Whether the target refuses this use; a text says what has to be done by hand first."""
         return True
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for name, form in self.layers.items():
             for node in self._layer_uses(file, name):
-                call = file.tree.parents.get(node)
-                call = call if isinstance(call, ast.Call) and call.func is node else None
-                yield from self._rewrite(file, name, form, node, call)
+                yield from self._rewrite(file, name, form, node, file.tree.parent_call(node))
         for name, form in self.functions.items():
             for call in file.calls(name):
                 if file.flow.in_step(call) and keyword(call, "out") is None:
@@ -90,15 +89,11 @@ class LegalForm(Rule):
                     yield from self._rewrite_method(file, method, form, call)
 
     def _layer_uses(self, file: File, name: str) -> Iterator[ast.expr]:
-        last = name.rpartition(".")[2]
-        if last.encode() not in file.source.data:
-            return
-        for node in file.uses(name):
+        for node in file.uses(name) if name.rpartition(".")[2].encode() in file.source.data else ():
             if not isinstance(file.tree.parents.get(node), ast.Attribute) and not _makes_no_layer(file, node):
                 yield node
 
-    def _is_tensor(self, file: File, call: ast.Call) -> bool:
-        assert isinstance(call.func, ast.Attribute)
+    def _is_tensor(self, file: File, call: MethodCall) -> bool:
         return file.flow.kind(call.func.value) in ("tensor", None) and not isinstance(
             call.func.value, ast.Constant
         )
@@ -110,9 +105,7 @@ class LegalForm(Rule):
         copied = name.rpartition(".")[2] in _VIEWS and writes_in_place(file)
         return "unsafe" if asked or copied or beside or file.once(_is_scripted) else self.safety
 
-    def _rewrite(
-        self, file: File, name: str, form: str, node: ast.expr, call: ast.Call | None
-    ) -> Iterator[Finding]:
+    def _rewrite(self, file: File, name: str, form: str, node: ast.expr, call: ast.Call | None) -> Findings:
         needed = self.is_refused(Use(file, name, call))
         short = name.replace("torch.nn.functional.", "F.").replace("torch.nn.", "nn.")
         if needed is True:
@@ -124,17 +117,13 @@ class LegalForm(Rule):
         elif needed:
             yield self.report(file, call or node, f"{short}: {self.reason}", cure=str(needed))
 
-    def _rewrite_method(self, file: File, method: str, form: str, call: ast.Call) -> Iterator[Finding]:
-        assert isinstance(call.func, ast.Attribute)
+    def _rewrite_method(self, file: File, method: str, form: str, call: MethodCall) -> Findings:
         needed = self.is_refused(Use(file, method, call, 1))
         if needed is True:
             legal, imports = legal_import(file)
-            start, end = file.source.span(call)
-            tensor = text_of(file, call.func.value)
-            inner = arguments_text(file, call)
-            text = f"{legal}.{form}({tensor}{', ' if inner else ''}{inner})"
+            text = method_as_function(file, call, f"{legal}.{form}")
             yield self.report(
-                file, call, f".{method}(): {self.reason}", [Edit(start, end, text)], imports,
+                file, call, f".{method}(): {self.reason}", [file.replace(call, text)], imports,
                 cure=f"Use legal.{form}, which computes the same.",
                 safety=self.safety_of(file, method) if file.flow.is_tensor(call.func.value) else "unsafe",
             )  # fmt: skip
@@ -162,13 +151,11 @@ def _is_scripted(file: File) -> bool:
     return any(name.startswith(("torch.jit.", "torch.fx.")) for name in names)
 
 
-def arguments_text(file: File, call: ast.Call) -> str:
-    """The text between a call's parentheses."""
-    assert isinstance(call.func, ast.Attribute)
-    _, after = file.source.span(call.func)
-    _, end = file.source.span(call)
-    inner = file.source.data[after : end - 1].decode("utf-8")
-    return inner[inner.index("(") + 1 :].strip()
+def method_as_function(file: File, call: MethodCall, function: str) -> str:
+    """The call of a method as text, with a function in its place that takes the receiver first."""
+    (_, after), (_, end) = file.source.span(call.func), file.source.span(call)
+    inner = file.source.data[after : end - 1].decode("utf-8").partition("(")[2].strip()
+    return f"{function}({text_of(file, call.func.value)}{', ' if inner else ''}{inner})"
 
 
 def _makes_no_layer(file: File, node: ast.AST) -> bool:

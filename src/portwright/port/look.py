@@ -29,11 +29,8 @@ class Place:
     cell: str = ""
 
     def __str__(self) -> str:
-        return (
-            f"{show(self.path)}:{self.line}"
-            if not self.cell
-            else f"{show(self.path)}, {self.cell}line {self.line}"
-        )
+        where = f", {self.cell}line " if self.cell else ":"
+        return f"{show(self.path)}{where}{self.line}"
 
 
 # an import, why it was not followed, and its place

@@ -67,11 +67,8 @@ def _check(
     root: Path, files: Sequence[Path], members: Sequence[Path], selection: Selection, jobs: int | None
 ) -> list[Checked]:
     sizes = {path: _size(path) for path in files}
-    wanted = (
-        jobs
-        if jobs is not None
-        else min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, 8)
-    )
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    wanted = min(cores, 8) if jobs is None else jobs
     num_processes = max(1, min(wanted, len(files), sum(sizes.values()) // _BYTES_FOR_A_PROCESS))
     if num_processes == 1:
         return check_here(root, files, members, selection)

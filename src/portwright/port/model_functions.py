@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 from functools import cached_property
 
+from portwright.port.rewrite import argument
 from portwright.port.rule import File
 from portwright.port.tensorflow_names import tensorflow_of
-from portwright.port.tree import FUNCTIONS, Binding, ClassInfo, FunctionNode
+from portwright.port.tree import FUNCTIONS, ClassInfo, FunctionNode, last_name, words
 
 _ESTIMATORS = ("Estimator", "TPUEstimator", "CerebrasEstimator")
 _LAYER_METHODS = ("call", "build", "build_model", "build_total_loss", "__call__")
@@ -18,16 +18,7 @@ _BUILDS = (
     "get_variable", "matmul", "einsum", "layers.", "keras.layers.", "nn.", "contrib.layers.", "variable_scope",
     "linalg.matmul",
 )  # fmt: skip
-_TRANSFORMS = (
-    "map",
-    "interleave",
-    "flat_map",
-    "filter",
-    "apply",
-    "map_and_batch",
-    "from_generator",
-    "group_by_window",
-)
+_TRANSFORMS = words("map interleave flat_map filter apply map_and_batch from_generator group_by_window")
 
 
 class ModelFunctions:
@@ -41,11 +32,8 @@ class ModelFunctions:
         """The model_fn functions of Estimators, recognised by use, name or parameters."""
         found: set[ast.AST] = set()
         for call in self._file.tree.all(ast.Call):
-            if _last_name(call.func) in _ESTIMATORS:
-                given = next((k.value for k in call.keywords if k.arg == "model_fn"), None)
-                given = given if given is not None else (call.args[0] if call.args else None)
-                if isinstance(given, ast.Name):
-                    found |= {b.node for b in self._bindings(given) if isinstance(b.node, FUNCTIONS)}
+            if last_name(call.func) in _ESTIMATORS:
+                found |= self._functions_named(argument(call, 0, "model_fn"))
         for function in self._file.tree.all(ast.FunctionDef):
             names = {a.arg for a in (*function.args.args, *function.args.kwonlyargs)}
             if (
@@ -73,28 +61,18 @@ class ModelFunctions:
     @cached_property
     def input_fns(self) -> set[ast.AST]:
         """Functions that make datasets, or that datasets apply to their elements."""
-        functions: list[FunctionNode] = [
-            *self._file.tree.all(ast.FunctionDef),
-            *self._file.tree.all(ast.Lambda),
-        ]
-        functions += self._file.tree.all(ast.AsyncFunctionDef)
+        functions = [*self._file.tree.all(*FUNCTIONS), *self._file.tree.all(ast.Lambda)]
         return {f for f in functions if self._is_for_input(f)}
 
     def in_model(self, node: ast.AST) -> bool:
         """Whether a node is in a function that builds the model."""
-        around = self._functions(node)
-        if any(f in self.input_fns for f in around):
-            return False
-        return any(f in self.reached for f in around)
+        around = set(self._file.tree.ancestors(node))
+        return not around & self.input_fns and bool(around & self.reached)
 
     def in_model_fn(self, node: ast.AST) -> bool:
         """Whether a node is in a model_fn, or in a function of this file that one calls."""
-        around = self._functions(node)
-        if any(f in self.input_fns for f in around):
-            return False
-        if any(f in self.model_fns for f in around):
-            return True
-        return any(f in self._from_model_fns for f in around)
+        around = set(self._file.tree.ancestors(node))
+        return not around & self.input_fns and bool(around & self._from_model_fns)
 
     @cached_property
     def _from_model_fns(self) -> set[ast.AST]:
@@ -103,54 +81,33 @@ class ModelFunctions:
 
     def is_estimator(self, node: ast.expr) -> bool:
         """Whether an expression makes an Estimator, or is a variable that holds one."""
-        if isinstance(node, ast.Name):
-            return any(
-                isinstance(b.value, ast.Call) and self.is_estimator(b.value) for b in self._bindings(node)
-            )
-        return isinstance(node, ast.Call) and _last_name(node.func) in _ESTIMATORS
-
-    def _functions(self, node: ast.AST) -> list[ast.AST]:
-        return [a for a in self._file.tree.ancestors(node) if isinstance(a, (*FUNCTIONS, ast.Lambda))]
+        made = [node, *(b.value for b in self._file.tree.bindings(node))]
+        return any(isinstance(call, ast.Call) and last_name(call.func) in _ESTIMATORS for call in made)
 
     def _is_for_input(self, function: FunctionNode) -> bool:
-        if "input_fn" in getattr(function, "name", ""):
-            return True
-        return function in self._applied
+        return "input_fn" in getattr(function, "name", "") or function in self._applied
 
     @cached_property
     def _applied(self) -> set[ast.AST]:
         """Functions passed to map() and similar methods of datasets."""
         found: set[ast.AST] = set()
         for call in self._file.tree.all(ast.Call):
-            if _last_name(call.func) in _TRANSFORMS:
-                for argument in (*call.args, *(k.value for k in call.keywords)):
-                    for part in ast.walk(argument):
-                        if isinstance(part, ast.Lambda):
-                            found.add(part)
-                            found |= set(self._called(part))
-                        elif isinstance(part, ast.Name):
-                            found |= {b.node for b in self._bindings(part) if isinstance(b.node, FUNCTIONS)}
+            if last_name(call.func) not in _TRANSFORMS:
+                continue
+            for given in (*call.args, *(k.value for k in call.keywords)):
+                for part in ast.walk(given):
+                    # What a lambda calls, and what is named, is among these names.
+                    found |= {part} if isinstance(part, ast.Lambda) else self._functions_named(part)
         return found
 
-    def _called(self, function: ast.Lambda) -> Iterator[ast.AST]:
-        for part in ast.walk(function.body):
-            if isinstance(part, ast.Call) and isinstance(part.func, ast.Name):
-                yield from (b.node for b in self._bindings(part.func) if isinstance(b.node, FUNCTIONS))
-
-    def _bindings(self, name: ast.Name) -> list[Binding]:
-        found = self._file.tree.scope_of(name).lookup(name.id)
-        return found[1] if found else []
-
-
-def _last_name(node: ast.expr) -> str:
-    if isinstance(node, ast.Attribute):
-        return node.attr
-    return node.id if isinstance(node, ast.Name) else ""
+    def _functions_named(self, node: ast.AST | None) -> set[ast.AST]:
+        """The functions of this file that a name may mean."""
+        return {b.node for b in self._file.tree.bindings(node) if isinstance(b.node, FUNCTIONS)}
 
 
 def _is_layer(file: File, base: ast.expr) -> bool:
     dotted = file.resolve(base) or ""
-    return dotted.endswith(_LAYER_BASES) or _last_name(base) in ("BaseLayer", "TFBaseModel", "Layer")
+    return dotted.endswith(_LAYER_BASES) or last_name(base) in ("BaseLayer", "TFBaseModel", "Layer")
 
 
 def functions_of(file: File) -> ModelFunctions:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from portwright.port.project import LIBRARIES, Definition, Outline, Project, make_outline
 from portwright.port.torch_names import PUBLIC
-from portwright.port.tree import Binding, Scope, Tree, dotted_chain
+from portwright.port.tree import Binding, Scope, Tree, dotted_chain, words
 
 _BUILTINS = frozenset(dir(builtins))
 _MAX_HOPS = 12
@@ -31,24 +31,16 @@ _CANONICAL = [
         (r"torch\._C\._nn\.", "torch.nn.functional."),
     )
 ]
-_MODULE_BASES = frozenset(
-    {
-        "pytorch_lightning.LightningModule",
-        "lightning.LightningModule",
-        "lightning.pytorch.LightningModule",
-        "pl.LightningModule",
-        "transformers.PreTrainedModel",
-        "portwright.layers.legal.Module",
-    }
+_MODULE_BASES = words(
+    "pytorch_lightning.LightningModule lightning.LightningModule lightning.pytorch.LightningModule pl.LightningModule "
+    "transformers.PreTrainedModel portwright.layers.legal.Module"
 )
-_NOT_MODULES = frozenset({"torch.nn.Parameter", "torch.nn.Buffer", "torch.nn.UninitializedParameter"})
+_NOT_MODULES = words("torch.nn.Parameter torch.nn.Buffer torch.nn.UninitializedParameter")
 
 
 def canonical(dotted: str) -> str:
     """The public spelling of a torch name."""
-    if not dotted.startswith("torch."):
-        return dotted
-    for pattern, replacement in _CANONICAL:
+    for pattern, replacement in _CANONICAL if dotted.startswith("torch.") else ():
         dotted = pattern.sub(replacement, dotted, count=1)
     return dotted
 
@@ -91,12 +83,8 @@ class Names:
             or name.id in ("__file__", "__name__", "__doc__")
         ):
             return False
-        each: Scope | None = scope
-        while each is not None:
-            if each.stars:
-                return False
-            each = each.parent
-        return not any(name.id in other.bindings for other in self.tree.scopes.values())
+        is_bound = any(name.id in other.bindings for other in self.tree.scopes.values())
+        return not is_bound and not any(each.stars for each in scope.around())
 
     def is_module_class(self, reference: str | None) -> bool:
         """Whether a class is an nn.Module, also through bases in the project's other files."""
@@ -141,26 +129,17 @@ class Names:
             return False
         if "::" in reference:
             path, name = split_reference(reference)
-            if path == self.path:
-                node = self._own_class(name)
-                return node is not None and any(
-                    self._is_module(b, hops + 1) for b in self.bases_of(node) if b != reference
-                )
-            return any(
-                self._is_module(base, hops + 1) for base in self.base_names(reference) if base != reference
-            )
-        if reference in _MODULE_BASES:
-            return True
+            node = self._own_class(name) if path == self.path else None
+            bases = self.base_names(reference) if path != self.path else self.bases_of(node) if node else []
+            return any(self._is_module(base, hops + 1) for base in bases if base != reference)
         head, _, last = reference.rpartition(".")
-        return (
-            head in ("torch.nn", "portwright.layers") and last[:1].isupper() and reference not in _NOT_MODULES
-        )
+        is_layer = head in ("torch.nn", "portwright.layers") and last[:1].isupper()
+        return reference in _MODULE_BASES or (is_layer and reference not in _NOT_MODULES)
 
     def _own_class(self, name: str) -> ast.ClassDef | None:
-        for binding in self.tree.scope.bindings.get(name, ()):
-            if isinstance(binding.node, ast.ClassDef):
-                return binding.node
-        return next((node for node in self.tree.classes if node.name == name), None)
+        bound = (binding.node for binding in self.tree.scope.bindings.get(name, ()))
+        classes = (node for node in bound if isinstance(node, ast.ClassDef))
+        return next(classes, None) or next((node for node in self.tree.classes if node.name == name), None)
 
     def _resolve(self, node: ast.AST) -> str | None:
         chain = dotted_chain(node)
@@ -202,14 +181,9 @@ class Names:
         return None
 
     def _resolve_star(self, name: str, scope: Scope) -> str | None:
-        each: Scope | None = scope
-        while each is not None:
-            for star in reversed(each.stars):
-                reference = self._starred(self.path, star.dotted, star.level, name, 0)
-                if reference is not None:
-                    return reference
-            each = each.parent
-        return None
+        stars = (star for each in scope.around() for star in reversed(each.stars))
+        references = (self._starred(self.path, star.dotted, star.level, name, 0) for star in stars)
+        return next(filter(None, references), None)
 
     def _starred(self, importer: Path, dotted: str, level: int, name: str, hops: int) -> str | None:
         if level == 0 and dotted in PUBLIC:
@@ -258,12 +232,13 @@ class Names:
 
     def _in_stars(self, path: Path, outline: Outline, parts: list[str], hops: int) -> str | None:
         """Resolves a name that comes from a star import of a module, or that is a submodule of a package."""
-        for dotted, level in reversed(outline.stars):
-            reference = self._starred(path, dotted, level, parts[0], hops + 1)
-            if reference is not None:
-                return self._follow(reference, parts[1:], hops + 1)
-        inner = self.project.find_module(path, parts[0], 1) if path.name == "__init__.py" else None
-        return self._follow(f"{inner}::", parts[1:], hops + 1) if inner is not None else None
+        stars = reversed(outline.stars)
+        references = (self._starred(path, dotted, level, parts[0], hops + 1) for dotted, level in stars)
+        reference = next(filter(None, references), None)
+        if reference is None and path.name == "__init__.py":
+            inner = self.project.find_module(path, parts[0], 1)
+            reference = f"{inner}::" if inner is not None else None
+        return self._follow(reference, parts[1:], hops + 1) if reference is not None else None
 
     def _follow(self, base: str, parts: list[str], hops: int) -> str | None:
         if not parts:
@@ -288,28 +263,19 @@ _INHERITED = frozenset({"name", "value", "mro"})
 
 def members_of_enum(names: Names, reference: str) -> frozenset[str] | None:
     """The members of an enumeration of the project; None for anything else, or if a base is unknown."""
-    if not _is_enum(names, reference, 0):
-        return None
-    bases = names.base_names(reference)
-    definition = names.definition(reference)
+    definition = names.definition(reference) if _is_enum(names, reference, 0) else None
     if definition is None or definition.kind != "class":
         return None
+    bases, found = names.base_names(reference), definition.members | _INHERITED
     if len(bases) < len([base for base in definition.bases if base not in ("str", "int")]):
         return None
-    found = set(definition.members)
-    is_enum = False
     for base in bases:
-        if base in _ENUMS:
-            is_enum = True
-        elif "::" in base:
-            inherited = members_of_enum(names, base) if base != reference else None
-            if inherited is None:
-                return None
-            is_enum = True
-            found |= inherited
-        else:
+        is_of_project = "::" in base and base != reference
+        inherited = members_of_enum(names, base) if is_of_project else _INHERITED if base in _ENUMS else None
+        if inherited is None:
             return None
-    return frozenset(found | _INHERITED) if is_enum else None
+        found |= inherited
+    return found
 
 
 def _is_enum(names: Names, reference: str, hops: int) -> bool:

@@ -7,7 +7,7 @@ import bisect
 import json
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -85,15 +85,13 @@ class Notebook(Source):
         return line - first + 1, column, f"cell {self.cells[number][0] + 1}: "
 
     def with_edits(self, edits: Iterable[Edit]) -> Source:
-        edits = sorted(edits)
-        moved, grown, waiting = [], 0, list(edits)
+        edits = list(edits)
+        moved = []
         for index, start in self.cells:
-            while waiting and waiting[0].start < start:
-                edit = waiting.pop(0)
-                grown += len(edit.text.encode()) - (edit.end - edit.start)
+            before = [edit for edit in edits if edit.start < start]
+            grown = sum(len(edit.text.encode()) - (edit.end - edit.start) for edit in before)
             moved.append((index, start + grown))
-        data = apply_edits(self.data, edits)
-        return Notebook(self.path, data, flags=self.flags, document=self.document, cells=tuple(moved))
+        return replace(self, data=apply_edits(self.data, edits), cells=tuple(moved))
 
     def to_bytes(self) -> bytes:
         notebook = json.loads(self.document)

@@ -8,14 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from portwright.port.devices import words
 from portwright.port.imports import Imports, read_imports
 from portwright.port.keras_layout.anatomy import _is_of_data as is_of_data
 from portwright.port.names import split_reference
 from portwright.port.project import Project, read_source
 from portwright.port.rule import File
 from portwright.port.source import UnreadableError
-from portwright.port.tree import FUNCTIONS, asks_own_name
+from portwright.port.tree import FUNCTIONS, MethodCall, asks_own_name, imported_tops, is_method_call, words
 
 
 @dataclass(frozen=True)
@@ -155,15 +154,14 @@ class Reader:
                     part.leads_to += self._definitions(file, node, dotted)
                 elif dotted is not None:
                     owner = next((owner for owner, pattern in _COMPILED if pattern.match(dotted)), None)
-                    parent = file.tree.parents.get(node)
-                    is_called = isinstance(parent, ast.Call) and parent.func is node
+                    is_called = file.tree.parent_call(node) is not None
                     if owner is not None:  # a call is a better place than an annotation
                         place = (not is_called, node.lineno)
                         signs[owner] = min(place, signs.get(owner, place))
                     if is_called and _SESSIONS.match(dotted):
                         part.sessions.append(Seen(SESSION_LOOP, path, node.lineno))
-            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                self._read_method(path, file, part, node, node.func, node in backward)
+            elif is_method_call(node):
+                self._read_method(path, file, part, node, node in backward)
             elif isinstance(node, ast.ClassDef):
                 steps = [s for s in node.body if isinstance(s, FUNCTIONS) and s.name in _OWN_STEPS]
                 if steps and any(_is_keras_model(file, base) for base in file.names.bases_of(node)):
@@ -172,9 +170,8 @@ class Reader:
         return part
 
     @staticmethod
-    def _read_method(
-        path: Path, file: File, part: Part, call: ast.Call, method: ast.Attribute, is_backward: bool
-    ) -> None:
+    def _read_method(path: Path, file: File, part: Part, call: MethodCall, is_backward: bool) -> None:
+        method = call.func
         part.methods.add(method.attr)
         if is_backward:
             info = file.tree.class_of(call)
@@ -284,27 +281,21 @@ def find_owners(reach: Reach) -> list[Seen]:
 def _is_loaded_always(reach: Reach, package: str) -> bool:
     """Whether a vendor's package is imported unconditionally; else its loop is only a branch beside the script's own."""
     return package != "" and any(
-        each.partition(".")[0] == package and isinstance(file.tree.parents[node], ast.Module)
+        package in imported_tops(node) and isinstance(file.tree.parents[node], ast.Module)
         for file in reach.files.values()
         for node in file.tree.all(ast.Import, ast.ImportFrom)
-        for each in (
-            [node.module or ""] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
-        )
     )
 
 
 def _is_keras_model(file: File, reference: str, hops: int = 8) -> bool:
-    if _KERAS_MODEL.match(reference):
-        return True
-    return hops > 0 and "::" in reference and any(
-        _is_keras_model(file, base, hops - 1) for base in file.names.base_names(reference)
-    )  # fmt: skip
+    bases = file.names.base_names(reference) if "::" in reference and hops > 0 else []
+    return bool(_KERAS_MODEL.match(reference)) or any(_is_keras_model(file, base, hops - 1) for base in bases)
 
 
 def _may_call(file: File, decorator: ast.expr) -> bool:
     """Whether a decorator may register the function for a later call, as registries and commands do."""
     target = decorator.func if isinstance(decorator, ast.Call) else decorator
-    dotted = file.resolve(target) or (target.id if isinstance(target, ast.Name) else "")
+    dotted = file.resolve(target) or str(getattr(target, "id", ""))
     return dotted.partition(".")[0] not in _PLAIN_DECORATORS
 
 

@@ -11,6 +11,7 @@ from portwright.port.check import Selection, as_seen, find
 from portwright.port.finding import Edit, Finding, Safety
 from portwright.port.project import Project
 from portwright.port.source import Source, UnreadableError
+from portwright.port.tree import imported_tops
 
 _MAX_ROUNDS = 200
 
@@ -72,13 +73,18 @@ def places_before(patch: Patch) -> list[Finding]:
     for finding in patch.left:
         for line, (seen, _, where) in places.items():
             if seen == finding.line and finding.message.startswith(where):
-                first = max((o for at, o in origin.items() if at <= line), default=1)
-                message = finding.message.removeprefix(where)
-                moved.append(as_seen(before, replace(finding, line=first, end_line=first, message=message)))
+                plain = replace(finding, line=line, message=finding.message.removeprefix(where))
+                moved.append(_seen_before(before, plain, origin))
                 break
         else:
             moved.append(finding)
     return moved
+
+
+def _seen_before(before: Source, finding: Finding, origin: dict[int, int]) -> Finding:
+    """A finding of the current text at the line of the original that it comes from."""
+    line = max((o for at, o in origin.items() if at <= finding.line), default=1)
+    return as_seen(before, replace(finding, line=line, end_line=line))
 
 
 def _original_lines(before: Source, current: Source) -> dict[int, int]:
@@ -96,14 +102,8 @@ def _original_lines(before: Source, current: Source) -> dict[int, int]:
 def _later(before: Source, current: Source, wanted: Sequence[Finding], known: set[str]) -> list[Finding]:
     """Findings of rules that found nothing in earlier rounds, with lines of the original."""
     new = [f for f in wanted if f.code not in known]
-    if not new:
-        return []
-    origin = _original_lines(before, current)
-    seen = []
-    for finding in new:
-        line = max((o for at, o in origin.items() if at <= finding.line), default=1)
-        seen.append(as_seen(before, replace(finding, line=line, end_line=line)))
-    return seen
+    origin = _original_lines(before, current) if new else {}
+    return [_seen_before(before, finding, origin) for finding in new]
 
 
 def _text_of(source: Source, finding: Finding) -> str:
@@ -125,9 +125,9 @@ def _compatible(findings: Sequence[Finding]) -> list[Finding]:
 def _overlap(one: Edit, other: Edit) -> bool:
     if _is_line_beside(one, other) or _is_line_beside(other, one):
         return False
-    if one.start == one.end or other.start == other.end:
-        return one.start <= other.end and other.start <= one.end
-    return one.start < other.end and other.start < one.end
+    inserts = one.start == one.end or other.start == other.end
+    first, last = max(one.start, other.start), min(one.end, other.end)
+    return first <= last if inserts else first < last
 
 
 def _is_line_beside(one: Edit, other: Edit) -> bool:
@@ -168,7 +168,9 @@ def _insert_imports(source: Source, module: ast.Module, statements: Sequence[str
     imports, which load torch too, go after that one.
     """
     after: ast.stmt | None = None
-    loads = next((n for n in module.body if _loads_torch(n) and source.span(n)[1] <= first_use), None)
+    loads = next(
+        (n for n in module.body if "torch" in imported_tops(n) and source.span(n)[1] <= first_use), None
+    )
     for position, node in enumerate(module.body):
         if loads is not None:
             loads, after = (None if node is loads else loads), node
@@ -196,12 +198,6 @@ def _insert_imports(source: Source, module: ast.Module, statements: Sequence[str
     start, end = source.line_span(line)
     end = start + len(source.data[start:end].rstrip(b"\r\n"))  # a notebook's cell may end here
     return Edit(end, end, "".join(source.newline + statement for statement in statements))
-
-
-def _loads_torch(node: ast.stmt) -> bool:
-    names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
-    names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-    return any(name.partition(".")[0] == "torch" for name in names)
 
 
 def _only_imports(node: ast.Try | ast.If) -> bool:

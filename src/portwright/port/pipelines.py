@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from portwright.port.rule import File
-from portwright.port.tensorflow_homes import words_of
+from portwright.port.tree import MethodCall, is_method_call, words
 
 # Methods of datasets that return a dataset.
-METHODS = words_of(
+METHODS = words(
     "map batch padded_batch shuffle repeat prefetch cache interleave flat_map filter take skip shard apply unbatch zip "
     "concatenate with_options enumerate window"
 )
@@ -48,17 +48,16 @@ class Pipelines:
         found = []
         for name in METHODS:
             for call in self._file.methods(name):
-                if isinstance(call.func, ast.Attribute) and self.is_dataset(call.func.value):
+                if self.is_dataset(call.func.value):
                     found.append(self._step(call))
         return sorted(found, key=lambda s: (s.call.lineno, s.call.col_offset))
 
     def before(self, step: Step) -> list[Step]:
         """The transformations before a step, last first."""
         call: ast.AST = step.call
-        if not (isinstance(step.call.func, ast.Attribute) and step.call.func.attr in METHODS):
+        if not is_method_call(call, *METHODS):
             call = self._file.tree.parents[step.call]  # apply(...)
-        assert isinstance(call, ast.Call)
-        assert isinstance(call.func, ast.Attribute)
+        assert is_method_call(call)
         return list(self._chain(call.func.value, call, 0))
 
     def chain_of(self, node: ast.expr) -> list[Step]:
@@ -75,37 +74,27 @@ class Pipelines:
 
     def _is_dataset(self, node: ast.expr, depth: int) -> bool:
         if isinstance(node, ast.Call):
-            if self._source_of(node) is not None:
-                return True
-            func = node.func
-            return (
-                isinstance(func, ast.Attribute)
-                and func.attr in METHODS
-                and self._file.resolve(func) is None
-                and self.is_dataset(func.value, depth)
-            )
-        if isinstance(node, ast.Name):
-            found = self._file.tree.scope_of(node).lookup(node.id)
-            return found is not None and any(
-                self.is_dataset(b.value, depth) for b in found[1] if b.kind == "assign"
+            return self._makes_dataset(node) or (
+                is_method_call(node, *METHODS)
+                and self._file.resolve(node.func) is None
+                and self.is_dataset(node.func.value, depth)
             )
         if isinstance(node, ast.IfExp):
             return self.is_dataset(node.body, depth) or self.is_dataset(node.orelse, depth)
-        return False
+        assigned = (b.value for b in self._file.tree.bindings(node) if b.kind == "assign")
+        return any(self.is_dataset(value, depth) for value in assigned)
 
-    def _source_of(self, call: ast.Call) -> str | None:
+    def _makes_dataset(self, call: ast.Call) -> bool:
         dotted = self._file.resolve(call.func) or ""
         name = dotted.removeprefix("tensorflow.").removeprefix("compat.v1.").removeprefix("compat.v2.")
-        if not dotted.startswith("tensorflow.") or not name.startswith("data."):
-            return None
         last = name.rpartition(".")[2]
         is_made = last[:1].isupper() or last.startswith(
             ("from_", "list_files", "range", "zip", "make_", "sample_")
         )
-        return name if is_made and "Iterator" not in name and last != "Options" else None
+        is_data = dotted.startswith("tensorflow.") and name.startswith("data.")
+        return is_data and is_made and "Iterator" not in name and last != "Options"
 
-    def _step(self, call: ast.Call) -> Step:
-        assert isinstance(call.func, ast.Attribute)
+    def _step(self, call: MethodCall) -> Step:
         if call.func.attr == "apply" and call.args and isinstance(call.args[0], ast.Call):
             inner = call.args[0]
             last = (self._file.resolve(inner.func) or "").rpartition(".")[2]
@@ -117,23 +106,20 @@ class Pipelines:
         """The transformations of an expression, last first; a name is followed to the last assignment before its use."""
         if depth > _MAX_DEPTH:
             return
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        if is_method_call(node):
             if node.func.attr in METHODS and self.is_dataset(node.func.value):
                 yield self._step(node)
                 yield from self._chain(node.func.value, before, depth + 1)
         elif isinstance(node, ast.Name):
-            found = self._file.tree.scope_of(node).lookup(node.id)
             position = self._file.source.span(before)[0]
             statement = self._file.tree.statement_of(before)
             earlier = [
-                b for b in (found[1] if found else ())
+                (b.value, b.node) for b in self._file.tree.bindings(node)
                 if b.kind == "assign" and b.value is not None and b.node is not statement
                 and self._file.source.span(b.node)[0] < position
             ]  # fmt: skip
             if earlier:
-                value = earlier[-1].value
-                assert value is not None
-                yield from self._chain(value, earlier[-1].node, depth + 1)
+                yield from self._chain(*earlier[-1], depth + 1)
 
 
 def pipelines_of(file: File) -> Pipelines:

@@ -17,16 +17,15 @@ from portwright.port.devices import (
     is_move,
     names_device,
     quote,
-    words,
 )
 from portwright.port.finding import Edit, Safety
 from portwright.port.kinds import STEP_METHODS
 from portwright.port.project import Project
-from portwright.port.rewrite import is_constant, swap_method, unwrap
+from portwright.port.rewrite import argument, is_constant, swap_method, unwrap
 from portwright.port.rule import File
 from portwright.port.source import Source
 from portwright.port.switches import device_questions, is_pure
-from portwright.port.tree import FUNCTIONS, Binding, is_name
+from portwright.port.tree import FUNCTIONS, Binding, MethodCall, is_method_call, is_name, words
 
 # placed: a model or batch, which the target places; made: a tensor made on the host.
 Origin = Literal["placed", "made", "unknown"]
@@ -38,6 +37,7 @@ _MAKERS = words(
     """zeros ones full arange linspace logspace eye tensor empty rand randn randint randperm normal from_numpy
     as_tensor tril_indices triu_indices bernoulli"""
 )
+_IN_PLACE = re.compile(r"^(?!requires_grad).*[a-z]_$")
 _LOADERS = re.compile(r"load|data|batch|iter|train|test|val", re.IGNORECASE)
 # Attributes that show a tensor; numpy arrays have the first ones too.
 _ARRAY_SIGNS = words("""shape size view reshape transpose mean sum squeeze flatten repeat argmax dtype""")
@@ -51,21 +51,17 @@ _TAKES_A_TENSOR = re.compile(
 )
 
 
-def settle_move(file: File, call: ast.Call, kept: str = "") -> list[Edit] | None:
+def settle_move(file: File, call: MethodCall, kept: str = "") -> list[Edit] | None:
     """Removes `.cuda()` or `.to(device)` if the target places the tensor anyway.
 
     In a step, a tensor made on the host is moved to the device of another tensor instead. Empty if neither is possible,
     and None if a caller passes the device.
     """
-    assert isinstance(call.func, ast.Attribute)
     value = call.func.value
     out = swap_method(file, call, f"to({kept})") if kept else unwrap(file, call, value)
-    statement = file.tree.statement_of(call)
-    if isinstance(statement, ast.Expr) and statement.value is call:
+    if file.tree.stands_alone(call) or file.flow.kind(value) == "module":
         return out  # only a model is moved in place
     given = _given_device(call)
-    if file.flow.kind(value) == "module":
-        return out
     in_step = file.flow.in_step(call)
     if in_step and (is_constant(given, "cpu") or (isinstance(given, ast.Name) and "cpu" in given.id)):
         return []  # a copy to the host
@@ -80,17 +76,13 @@ def settle_move(file: File, call: ast.Call, kept: str = "") -> list[Edit] | None
     return [] if keeps_original(file, call) else out
 
 
-def is_idle_move(file: File, call: ast.Call) -> bool:
+def is_idle_move(file: File, call: MethodCall) -> bool:
     """Whether a move can be removed without other changes."""
-    assert isinstance(call.func, ast.Attribute)
     return settle_move(file, call) == unwrap(file, call, call.func.value)
 
 
 def _given_device(call: ast.Call) -> ast.expr | None:
-    if isinstance(call.func, ast.Attribute) and call.func.attr == "cuda":
-        return None
-    named = next((k.value for k in call.keywords if k.arg == "device"), None)
-    return named if named is not None else call.args[0]
+    return None if is_method_call(call, "cuda") else argument(call, 0, "device")
 
 
 def is_written(file: File, call: ast.Call) -> bool:
@@ -101,16 +93,11 @@ def is_written(file: File, call: ast.Call) -> bool:
     names = {n.id for t in statement.targets for n in ast.walk(t) if isinstance(n, ast.Name)}
     for node in ast.walk(file.tree.function_of(call) or file.tree.module):
         target: ast.AST | None = None
-        if isinstance(node, ast.AugAssign):
-            target = node.target
-        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store):
-            target = node.value
-        elif (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and re.search(r"[a-z]_$", node.func.attr)
-        ):
-            target = node.func.value if not node.func.attr.startswith("requires_grad") else None
+        match node:
+            case ast.AugAssign(target=target) | ast.Subscript(value=target, ctx=ast.Store()):
+                pass
+            case ast.Call(ast.Attribute(receiver, method)) if _IN_PLACE.search(method):
+                target = receiver
         while isinstance(target, (ast.Subscript, ast.Attribute)):
             target = target.value
         if (
@@ -122,16 +109,15 @@ def is_written(file: File, call: ast.Call) -> bool:
     return False
 
 
-def keeps_original(file: File, call: ast.Call) -> bool:
+def keeps_original(file: File, call: MethodCall) -> bool:
     """Whether a move protects the original from a write into the moved tensor: only a move between devices copies."""
-    assert isinstance(call.func, ast.Attribute)
     value, statement = call.func.value, file.tree.statement_of(call)
     if not isinstance(value, (ast.Name, ast.Attribute, ast.Subscript)) or not is_written(file, call):
         return False
     if isinstance(value, ast.Name) and isinstance(statement, ast.Assign):
-        found = file.tree.scope_of(value).lookup(value.id)
+        found = file.tree.bindings(value)
         is_same = any(is_name(n, value.id) for t in statement.targets for n in ast.walk(t))
-        if is_same and found and all(b.kind != "parameter" for b in found[1]):
+        if is_same and found and all(b.kind != "parameter" for b in found):
             return False  # the name is reassigned, so nothing uses the original
     return origin(file, value) != "placed"
 
@@ -148,19 +134,11 @@ def _device_safety(file: File) -> Safety:
     return "unsafe" if is_kept else "safe"
 
 
-def _text_keeps(source: Source, project: Project) -> bool:
-    return _DEVICE.search(source.data) is not None and _keeps(File(source, project, frozenset()))
-
-
 def _keeps(file: File) -> bool:
     """Whether this file, or one whose functions it calls, must keep its devices."""
     names = (file.resolve(call.func) or "" for call in file.tree.all(ast.Call))
     called = {Path(name.partition("::")[0]) for name in names if "::" in name} - {file.source.path}
-    return _must_keep(file) or any_has(file.names.project, sorted(called), _source_must_keep)
-
-
-def _source_must_keep(source: Source, project: Project) -> bool:
-    return _DEVICE.search(source.data) is not None and _must_keep(File(source, project, frozenset()))
+    return _must_keep(file) or any_has(file.names.project, sorted(called), _text_must_keep)
 
 
 def _must_keep(file: File) -> bool:
@@ -169,7 +147,15 @@ def _must_keep(file: File) -> bool:
     return bool(file.once(device_questions)) or is_copied or _leaves_accelerator(file, moves)
 
 
-def _leaves_accelerator(file: File, moves: list[ast.Call]) -> bool:
+def _text_keeps(source: Source, project: Project) -> bool:
+    return _DEVICE.search(source.data) is not None and _keeps(File(source, project, frozenset()))
+
+
+def _text_must_keep(source: Source, project: Project) -> bool:
+    return _DEVICE.search(source.data) is not None and _must_keep(File(source, project, frozenset()))
+
+
+def _leaves_accelerator(file: File, moves: list[MethodCall]) -> bool:
     """Whether a move is kept, and a text in the file still names an accelerator after the rewrite."""
     given = [_given_device(call) for call in moves if not settle_move(file, call) and not _follows(call)]
     if all(device is None or is_constant(device, "cpu") for device in given):
@@ -207,11 +193,10 @@ def is_own(file: File, node: ast.expr, depth: int = 0) -> bool:
     if depth > _MAX_DEPTH:
         return False
     if isinstance(node, ast.Name):
-        found = file.tree.scope_of(node).lookup(node.id)
-        return bool(found) and all(_is_own_binding(file, b, depth + 1) for b in found[1])  # type: ignore[index]
+        found = file.tree.bindings(node)
+        return bool(found) and all(_is_own_binding(file, b, depth + 1) for b in found)
     if isinstance(node, ast.Attribute) and is_name(node.value, "self"):
-        info = file.tree.class_of(node)
-        values = info.attributes.get(node.attr, []) if info else []
+        values = file.tree.attribute_values(node)
         return bool(values) and all(is_own(file, v, depth + 1) for v in values)
     if isinstance(node, ast.Call):
         return all(
@@ -249,21 +234,22 @@ class _Search:
         seen = seen | {node}
         if file.flow.kind(node) == "module":
             return "placed"
-        if isinstance(node, ast.Name):
-            found = file.tree.scope_of(node).lookup(node.id)
-            loops = (loop for loop in file.tree.loops_of(node) if isinstance(loop, ast.For))
-            loop = next((loop for loop in loops if node.id in _items(loop)), None)
-            if found and loop is not None:  # the loop variable, and its assignments in the body
-                return _same(self._of_binding(b, seen) for b in found[1] if file.tree.is_within(b.node, loop))
-            return _same(self._of_binding(b, seen) for b in found[1]) if found else "unknown"
-        if isinstance(node, (ast.Subscript, ast.Attribute, ast.Starred)):
-            return self.origin(node.value, seen)
-        if isinstance(node, ast.BinOp):
-            return _mixed(self.origin(side, seen) for side in (node.left, node.right))
-        if isinstance(node, ast.UnaryOp):
-            return self.origin(node.operand, seen)
-        if isinstance(node, ast.Call):
-            return self._of_call(node, seen)
+        match node:
+            case ast.Name():
+                found = file.tree.bindings(node)
+                loops = (loop for loop in file.tree.loops_of(node) if isinstance(loop, ast.For))
+                loop = next((loop for loop in loops if node.id in _items(loop)), None)
+                if loop is not None:  # the loop variable, and its assignments in the body
+                    found = [b for b in found if file.tree.is_within(b.node, loop)]
+                return _same(self._of_binding(b, seen) for b in found)
+            case ast.Subscript() | ast.Attribute() | ast.Starred():
+                return self.origin(node.value, seen)
+            case ast.BinOp():
+                return _mixed(self.origin(side, seen) for side in (node.left, node.right))
+            case ast.UnaryOp():
+                return self.origin(node.operand, seen)
+            case ast.Call():
+                return self._of_call(node, seen)
         return "unknown"
 
     def _of_binding(self, binding: Binding, seen: frozenset[ast.AST]) -> Origin | None:
@@ -331,9 +317,8 @@ def tensor_at_hand(file: File, node: ast.AST, unlike: ast.expr | None = None) ->
     function = file.tree.function_of(node)
     if isinstance(function, FUNCTIONS):
         arguments = function.args
-        required = [*arguments.posonlyargs, *arguments.args][
-            : len(arguments.posonlyargs) + len(arguments.args) - len(arguments.defaults)
-        ]
+        positional = [*arguments.posonlyargs, *arguments.args]
+        required = positional[: len(positional) - len(arguments.defaults)]
         scope = file.tree.scopes[function]
         signs = _TENSOR_SIGNS | _ARRAY_SIGNS if _is_model_input(file, function) else _TENSOR_SIGNS
         for argument in required:
@@ -352,13 +337,8 @@ def tensor_at_hand(file: File, node: ast.AST, unlike: ast.expr | None = None) ->
 
 def _items(loop: ast.For) -> list[str]:
     """The variables of a loop, without the counter of enumerate."""
-    target = loop.target
-    if (
-        isinstance(loop.iter, ast.Call)
-        and is_name(loop.iter.func, "enumerate")
-        and isinstance(target, ast.Tuple)
-    ):
-        target = target.elts[-1]
+    is_counted = isinstance(loop.iter, ast.Call) and is_name(loop.iter.func, "enumerate")
+    target = loop.target.elts[-1] if is_counted and isinstance(loop.target, ast.Tuple) else loop.target
     return [n.id for n in ast.walk(target) if isinstance(n, ast.Name)]
 
 
@@ -383,12 +363,7 @@ def _is_model_input(file: File, function: ast.AST) -> bool:
 def _is_used_as_tensor(file: File, region: ast.AST, name: str, signs: frozenset[str]) -> bool:
     return any(
         (isinstance(node, ast.Attribute) and node.attr in signs and is_name(node.value, name))
-        or (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Attribute)
-            and node.func.attr == "size"
-            and is_name(node.func.value, name)
-        )
+        or (is_method_call(node, "size") and is_name(node.func.value, name))
         or _goes_into_layer(file, node, name)
         for node in ast.walk(region)
     )
@@ -396,12 +371,10 @@ def _is_used_as_tensor(file: File, region: ast.AST, name: str, signs: frozenset[
 
 def _goes_into_layer(file: File, call: ast.AST, name: str) -> bool:
     """Whether a call passes the name to a layer of the class that takes one tensor."""
-    if not (isinstance(call, ast.Call) and call.args and is_name(call.args[0], name)):
+    is_own = is_method_call(call) and is_name(call.func.value, "self")
+    if not is_own or not call.args or not is_name(call.args[0], name):  # type: ignore[attr-defined]
         return False
-    if not (isinstance(call.func, ast.Attribute) and is_name(call.func.value, "self")):
-        return False
-    info = file.tree.class_of(call)
-    made = info.attributes.get(call.func.attr, []) if info else []
+    made = file.tree.attribute_values(call.func)  # type: ignore[attr-defined]
     return bool(made) and all(
         isinstance(m, ast.Call) and _TAKES_A_TENSOR.match(file.resolve(m.func) or "") for m in made
     )

@@ -13,46 +13,15 @@ from pathlib import Path
 from portwright.port.files import SUFFIXES, find_files
 from portwright.port.notebook import read_notebook
 from portwright.port.source import Source, UnreadableError, decode, read_bytes
-from portwright.port.tree import dotted_chain
+from portwright.port.tree import dotted_chain, words
 
 _ROOT_SIGNS = ("pyproject.toml", "setup.py", "setup.cfg", ".git")
 # These names mean the libraries, even in a script inside a library's own source.
-LIBRARIES = frozenset(
-    {
-        "portwright",
-        "torch",
-        "numpy",
-        "torchvision",
-        "torchaudio",
-        "torchtext",
-        "timm",
-        "einops",
-        "poptorch",
-        "sambaflow",
-        "tensorflow",
-        "tensorflow_estimator",
-        "tf_keras",
-        "keras",
-        "transformers",
-        "trl",
-        "peft",
-        "sentence_transformers",
-        "accelerate",
-        "diffusers",
-        "lightning",
-        "lightning_fabric",
-        "pytorch_lightning",
-        "ignite",
-        "deepspeed",
-        "fastai",
-        "skorch",
-        "catalyst",
-        "mmengine",
-        "detectron2",
-        "ultralytics",
-        "cerebras",
-    }
-)
+LIBRARIES = words("""
+    portwright torch numpy torchvision torchaudio torchtext timm einops poptorch sambaflow tensorflow tensorflow_estimator tf_keras
+    keras transformers trl peft sentence_transformers accelerate diffusers lightning lightning_fabric pytorch_lightning ignite
+    deepspeed fastai skorch catalyst mmengine detectron2 ultralytics cerebras
+    """)
 
 _MAX_ASKED = 5000
 _DEFINITION = re.compile(
@@ -89,11 +58,13 @@ class Outline:
 def find_root(path: Path) -> Path:
     """The folder that a project's absolute imports start from, as far as known."""
     folder = path if path.is_dir() else path.parent
-    for candidate in (folder, *folder.parents):
-        if any((candidate / sign).exists() for sign in _ROOT_SIGNS):
-            return candidate
+    return next(filter(is_marked, (folder, *folder.parents)), None) or above_packages(folder)
+
+
+def above_packages(folder: Path) -> Path:
+    """The folder from which a package is imported: the first one at or above it that is no package."""
     while (folder / "__init__.py").is_file() and folder.parent != folder:
-        folder = folder.parent  # a package is imported from the folder above it
+        folder = folder.parent
     return folder
 
 
@@ -150,9 +121,8 @@ class Project:
     def _files(self, path: Path) -> list[Path]:
         """The project's files; without a pyproject.toml or the like, the files in the same folder."""
         if self._listed is None:
-            has_signs = any((self.root / sign).exists() for sign in _ROOT_SIGNS)
             beside = sorted(p for p in path.parent.glob("*") if p.suffix in SUFFIXES)
-            self._listed = find_files([self.root] if has_signs else beside)[:_MAX_ASKED]
+            self._listed = find_files([self.root] if is_marked(self.root) else beside)[:_MAX_ASKED]
         return self._listed
 
     def _find_module(self, importer: Path, dotted: str, level: int) -> Path | None:
@@ -161,12 +131,8 @@ class Project:
             return None
         for folder in self.folders(importer, level):
             base = folder.joinpath(*parts)
-            candidates = (
-                [base / "__init__.py"]
-                if not parts
-                else [base.with_name(base.name + ".py"), base / "__init__.py"]
-            )
-            for candidate in candidates:
+            modules = [base.with_name(base.name + ".py")] if parts else []
+            for candidate in (*modules, base / "__init__.py"):
                 if self._is_file(candidate):
                     return candidate
         return None
@@ -182,9 +148,8 @@ class Project:
         """Folders from which an import in this file may start, the nearest first."""
         folder = importer.parent
         if level:
-            for _ in range(level - 1):
-                folder = folder.parent
-            yield folder
+            above = [folder, *folder.parents]
+            yield above[min(level, len(above)) - 1]
             return
         yield folder
         # An environment inside the project is not the project.
@@ -282,29 +247,33 @@ def _note(outline: Outline, statement: ast.stmt) -> None:
                 dotted = f"{base}.{alias.name}" if base else alias.name
                 names.setdefault(alias.asname or alias.name, Definition("import", dotted, statement.level))
     elif isinstance(statement, ast.ClassDef):
-        bases = tuple(
-            ".".join([chain[0].id, *chain[1]]) for chain in map(dotted_chain, statement.bases) if chain
-        )
+        bases = tuple(filter(None, map(_dotted, statement.bases)))
         names[statement.name] = Definition("class", bases=bases, members=frozenset(_members(statement)))
     elif isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef)):
         names[statement.name] = Definition("function")
     elif isinstance(statement, ast.Assign):
-        chain = dotted_chain(statement.value)
+        dotted = _dotted(statement.value)
         for target in statement.targets:
             if isinstance(target, ast.Name):
-                dotted = ".".join([chain[0].id, *chain[1]]) if chain else ""
-                names.setdefault(target.id, Definition("alias" if chain else "other", dotted))
+                names.setdefault(target.id, Definition("alias" if dotted else "other", dotted))
+
+
+def _dotted(node: ast.expr) -> str:
+    """`a.b.c` as text; empty for anything else."""
+    chain = dotted_chain(node)
+    return ".".join([chain[0].id, *chain[1]]) if chain else ""
 
 
 def _members(node: ast.ClassDef) -> Iterator[str]:
     for statement in _top_level(node.body):
-        if isinstance(statement, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            yield statement.name
-        elif isinstance(statement, ast.Assign):
-            for target in statement.targets:
-                yield from (leaf.id for leaf in ast.walk(target) if isinstance(leaf, ast.Name))
-        elif isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
-            yield statement.target.id
+        match statement:
+            case ast.FunctionDef(name) | ast.AsyncFunctionDef(name) | ast.ClassDef(name):
+                yield name
+            case ast.Assign(targets):
+                leaves = (leaf for target in targets for leaf in ast.walk(target))
+                yield from (leaf.id for leaf in leaves if isinstance(leaf, ast.Name))
+            case ast.AnnAssign(ast.Name(name)):
+                yield name
 
 
 def group_by_root(files: Sequence[Path]) -> dict[Path, list[Path]]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from itertools import groupby
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
 from portwright.port.finding import SAFETIES, Finding
@@ -17,29 +17,26 @@ if TYPE_CHECKING:
     from portwright.port.verdict import Verdict
 
 NOT_TAKEN = "PW005"  # a loop that neither the target nor `port` takes over
-_MINUTES = {"safe": 0, "unsafe": 2, "manual": 10}  # a rough guess for each finding
+_MANUAL_MINUTES = 10  # a rough guess for each finding
 _MINUTES_OF = {
-    "PW003": 60,
-    "PW401": 60,
-    "PW407": 120,
-    "PW106": 45,
-    "PW107": 60,
-    "PW314": 45,
-    "PW318": 90,
-    "PW403": 15,
-}
+    "PW003": 60, "PW401": 60, "PW407": 120, "PW106": 45, "PW107": 60, "PW314": 45, "PW318": 90, "PW403": 15
+}  # fmt: skip
 
 
 def text_report(result: CheckResult) -> str:
     """Findings by file, each with its cure; then the summary."""
+    marks = {"safe": " [safe rewrite]", "unsafe": " [unsafe rewrite]"}
+    blocks = [_finding_lines(group, marks) for _, group in groupby(result.findings, key=lambda f: f.path)]
+    return "\n".join([*chain.from_iterable(blocks), summary(result)])
+
+
+def _finding_lines(findings: Iterable[Finding], marks: Mapping[str, str]) -> list[str]:
+    """Each finding and its cure, with a mark for its safety, and an empty line behind them."""
     lines = []
-    for _, group in groupby(result.findings, key=lambda f: f.path):
-        for finding in group:
-            lines.append(f"{finding.path}:{finding.line}:{finding.column}: {finding.code} {finding.message}")
-            mark = "" if finding.safety == "manual" else f" [{finding.safety} rewrite]"
-            lines.append(f"    {finding.cure}{mark}")
-        lines.append("")
-    return "\n".join([*lines, summary(result)])
+    for f in findings:
+        lines.append(f"{f.path}:{f.line}:{f.column}: {f.code} {f.message}")
+        lines.append(f"    {f.cure}{marks.get(f.safety, '')}")
+    return [*lines, ""] if lines else []
 
 
 def summary(result: CheckResult) -> str:
@@ -104,7 +101,7 @@ def summarise_port(done: PortResult) -> dict[str, int | None]:
 
 def manual_minutes(findings: Sequence[Finding]) -> int:
     """A rough guess at the work that is left to a person."""
-    return sum(_MINUTES_OF.get(f.code, _MINUTES[f.safety]) if f.safety == "manual" else 0 for f in findings)
+    return sum(_MINUTES_OF.get(f.code, _MANUAL_MINUTES) for f in findings if f.safety == "manual")
 
 
 def _count(number: int, noun: str) -> str:
@@ -113,14 +110,7 @@ def _count(number: int, noun: str) -> str:
 
 def port_report(done: PortResult, wrote: bool) -> str:
     """What a port did, and what it leaves to a person."""
-    lines = []
-    for finding in done.left:
-        lines.append(f"{finding.path}:{finding.line}:{finding.column}: {finding.code} {finding.message}")
-        lines.append(
-            f"    {finding.cure}{' [unsafe rewrite: --unsafe]' if finding.safety == 'unsafe' else ''}"
-        )
-    if lines:
-        lines.append("")
+    lines = _finding_lines(done.left, {"unsafe": " [unsafe rewrite: --unsafe]"})
     if done.style == "layout":
         return "\n".join([*lines, *_layout_lines(done)])
     verb = "changed" if wrote else "would change"

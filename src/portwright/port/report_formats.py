@@ -12,8 +12,7 @@ from portwright.job.atomic import atomic_write_text
 from portwright.port.entries import CheckResult
 from portwright.port.finding import SAFETIES
 from portwright.port.report import summarise, summary, text_report, verdict_line
-from portwright.port.report_sarif import sarif_report
-from portwright.port.report_source import Sources
+from portwright.port.report_sarif import Sources, sarif_report
 
 FORMATS = ("text", "json", "sarif", "html")
 

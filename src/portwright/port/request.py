@@ -114,13 +114,10 @@ def find_strangers(
             for owner, reason in strangers(look, target).items():
                 if owner.framework not in frameworks:
                     continue
-                place = places[owner]
-                by_hand = " Write the loop out, or move model and data to a folder of `portwright new`."
-                cure = "`portwright check` says what takes it." + (
-                    by_hand if owner.framework == "torch" else ""
-                )
-                key = (place.path, place.line, reason)
-                found[key] = Finding(
+                place, cure = places[owner], "`portwright check` says what takes it."
+                if owner.framework == "torch":
+                    cure += " Write the loop out, or move model and data to a folder of `portwright new`."
+                found[place.path, place.line, reason] = Finding(
                     NOT_TAKEN, show(place.path), place.line, 1, reason, cure, "manual", (target,), place.line
                 )
     return list(found.values())

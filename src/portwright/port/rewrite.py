@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import ast
+import re
+from itertools import takewhile
 
 from portwright.port.finding import Edit
 from portwright.port.rule import File
+from portwright.port.tree import MethodCall
 
 _TIGHT = (
     ast.Name, ast.Attribute, ast.Subscript, ast.Call, ast.Constant, ast.List, ast.Tuple, ast.Dict, ast.Set,
     ast.ListComp, ast.DictComp, ast.SetComp, ast.JoinedStr,
 )  # fmt: skip
+# An argument's own closing parentheses after it, also behind comments.
+_OWN_PARENTHESES = re.compile(rb"(?:(?:[^#,)]|#[^\n\r]*(?=[\n\r]|\Z))*\))+")
 
 
 def text_of(file: File, node: ast.expr) -> str:
@@ -37,16 +42,9 @@ def remove_statement(file: File, statement: ast.stmt) -> list[Edit]:
 
 def unwrap(file: File, call: ast.Call, inner: ast.expr) -> list[Edit]:
     """Replaces a call by its part `inner`; removes the whole statement if it then does nothing."""
-    statement = file.tree.statement_of(call)
-    if (
-        isinstance(statement, ast.Expr)
-        and statement.value is call
-        and isinstance(inner, (ast.Name, ast.Attribute))
-    ):
-        return remove_statement(file, statement)
-    if (
+    statement = file.tree.parents[call]
+    if (isinstance(statement, ast.Expr) and isinstance(inner, (ast.Name, ast.Attribute))) or (
         isinstance(statement, ast.Assign)
-        and statement.value is call
         and len(statement.targets) == 1
         and file.segment(statement.targets[0]) == file.segment(inner)
     ):
@@ -66,13 +64,8 @@ def argument(call: ast.Call, position: int, name: str) -> ast.expr | None:
     given = keyword(call, name)
     if given is not None:
         return given.value
-    if (
-        position >= 0
-        and len(call.args) > position
-        and not any(isinstance(a, ast.Starred) for a in call.args[: position + 1])
-    ):
-        return call.args[position]
-    return None
+    known = list(takewhile(lambda a: not isinstance(a, ast.Starred), call.args))
+    return known[position] if 0 <= position < len(known) else None
 
 
 def has_star(call: ast.Call) -> bool:
@@ -91,29 +84,13 @@ def set_keyword(file: File, call: ast.Call, name: str, text: str) -> list[Edit]:
     )
     if last is None:
         return [Edit(end - 1, end - 1, f"{name}={text}")]
-    at = file.source.span(last)[1]
     if isinstance(last, ast.GeneratorExp):
         return []  # it may share its parentheses with the call
     # An argument in its own parentheses ends after them.
-    tail = file.source.data[at : end - 1]
-    closing = _closing(tail)
-    at += closing
+    at = file.source.span(last)[1]
+    closing = _OWN_PARENTHESES.match(file.source.data[at : end - 1])
+    at += closing.end() if closing else 0
     return [Edit(at, at, f", {name}={text}")]
-
-
-def _closing(tail: bytes) -> int:
-    """The length of an argument's own closing parentheses after it, comments left out."""
-    reach, i = 0, 0
-    while i < len(tail):
-        if tail[i : i + 1] == b"#":
-            while i < len(tail) and tail[i : i + 1] not in (b"\n", b"\r"):
-                i += 1
-        elif tail[i : i + 1] == b")":
-            reach = i + 1
-        elif tail[i : i + 1] == b",":
-            break
-        i += 1
-    return reach
 
 
 def is_constant(node: ast.AST | None, *values: object) -> bool:
@@ -166,24 +143,11 @@ def imported_as(file: File, dotted: str) -> str | None:
     return None
 
 
-def swap_method(file: File, call: ast.Call, method: str) -> list[Edit]:
+def swap_method(file: File, call: MethodCall, method: str) -> list[Edit]:
     """Calls another method of the same value: `loss.item()` to `loss.detach()`."""
-    assert isinstance(call.func, ast.Attribute)
     _, start = file.source.span(call.func)
     _, end = file.source.span(call)
     return [Edit(start - len(call.func.attr.encode()), end, method)]
-
-
-def drop_underscore(file: File, call: ast.Call) -> list[Edit]:
-    """Drops the underscore of an in-place method: `x.add_(1)` to `x.add(1)`."""
-    assert isinstance(call.func, ast.Attribute)
-    _, end = file.source.span(call.func)
-    return [Edit(end - 1, end, "")]
-
-
-def insert_before(file: File, node: ast.AST, text: str) -> Edit:
-    start, _ = file.source.span(node)
-    return Edit(start, start, text)
 
 
 def insert_after(file: File, node: ast.expr, text: str) -> list[Edit]:

@@ -16,9 +16,10 @@ from portwright.port.names import Names
 from portwright.port.project import Project
 from portwright.port.source import Source
 from portwright.port.steps import Flow
-from portwright.port.tree import Tree
+from portwright.port.tree import MethodCall, Tree, is_method_call
 
 T = TypeVar("T")
+Findings = Iterator[Finding]
 
 GROUPS = {
     "PW0": "the file itself",
@@ -52,65 +53,47 @@ class File:
 
     @cached_property
     def _calls(self) -> dict[str, list[ast.Call]]:
-        calls: defaultdict[str, list[ast.Call]] = defaultdict(list)
-        for call in self.tree.all(ast.Call):
-            dotted = self.names.resolve(call.func)
-            if dotted is not None:
-                calls[dotted].append(call)
-        return calls
+        calls = self.tree.all(ast.Call)
+        return _grouped((name, call) for call in calls if (name := self.names.resolve(call.func)) is not None)
 
     @cached_property
-    def _methods(self) -> dict[str, list[ast.Call]]:
-        calls: defaultdict[str, list[ast.Call]] = defaultdict(list)
-        for call in self.tree.all(ast.Call):
-            if isinstance(call.func, ast.Attribute) and self.names.resolve(call.func) is None:
-                calls[call.func.attr].append(call)
-        return calls
+    def _methods(self) -> dict[str, list[MethodCall]]:
+        calls = (call for call in self.tree.all(ast.Call) if is_method_call(call))
+        return _grouped((call.func.attr, call) for call in calls if self.names.resolve(call.func) is None)
 
     @cached_property
     def _attributes(self) -> dict[str, list[ast.Attribute]]:
-        found: defaultdict[str, list[ast.Attribute]] = defaultdict(list)
-        for node in self.tree.all(ast.Attribute):
-            found[node.attr].append(node)
-        return found
+        return _grouped((node.attr, node) for node in self.tree.all(ast.Attribute))
 
     @cached_property
     def _names(self) -> dict[str, list[ast.Name]]:
-        found: defaultdict[str, list[ast.Name]] = defaultdict(list)
-        for node in self.tree.all(ast.Name):
-            found[node.id].append(node)
-        return found
+        return _grouped((node.id, node) for node in self.tree.all(ast.Name))
 
     def uses(self, dotted: str) -> list[ast.expr]:
         """Every use of a library's function or class by its full name, also through aliases and without a call."""
         last = dotted.rpartition(".")[2]
-        aliases = {
-            last,
-            *(
-                n
-                for n, found in self.tree.scope.bindings.items()
-                if any(b.dotted.endswith(last) for b in found)
-            ),
-        }
-        nodes: list[ast.expr] = [
-            *self.attributes(last),
-            *(node for name in aliases for node in self._names.get(name, ())),
-        ]
-        return [n for n in nodes if isinstance(n.ctx, ast.Load) and self.resolve(n) == dotted]  # type: ignore[attr-defined]
+        imported = self.tree.scope.bindings.items()
+        aliases = {last, *(n for n, found in imported if any(b.dotted.endswith(last) for b in found))}
+        names = (node for name in aliases for node in self._names.get(name, ()))
+        nodes: list[ast.Attribute | ast.Name] = [*self.attributes(last), *names]
+        return [n for n in nodes if isinstance(n.ctx, ast.Load) and self.resolve(n) == dotted]
 
     def calls(self, *dotted: str) -> list[ast.Call]:
         """Calls of functions and classes by their full names; a name that ends with `.` means all names below it."""
-        found: list[ast.Call] = []
-        for name in dotted:
-            if name.endswith("."):
-                found += [c for known, calls in self._calls.items() if known.startswith(name) for c in calls]
-            else:
-                found += self._calls.get(name, ())
-        return found
+        return [
+            call
+            for name in dotted
+            for known in ([n for n in self._calls if n.startswith(name)] if name.endswith(".") else [name])
+            for call in self._calls.get(known, ())
+        ]
 
-    def methods(self, *names: str) -> list[ast.Call]:
+    def methods(self, *names: str) -> list[MethodCall]:
         """Calls of methods by name, on values other than imported modules and classes."""
         return [call for name in names for call in self._methods.get(name, ())]
+
+    def operations(self, *names: str) -> list[ast.Call]:
+        """Calls of operations that torch has both as functions and as methods of a tensor."""
+        return [*self.calls(*(f"torch.{name}" for name in names)), *self.methods(*names)]
 
     def attributes(self, *names: str) -> list[ast.Attribute]:
         return [node for name in names for node in self._attributes.get(name, ())]
@@ -120,6 +103,11 @@ class File:
 
     def segment(self, node: ast.AST) -> str:
         return self.source.segment(node)
+
+    def short(self, node: ast.AST) -> str:
+        """A node's text on one line, not too long for a message."""
+        text = " ".join(self.segment(node).split())
+        return text if len(text) <= 60 else f"{text[:57]}..."
 
     def replace(self, node: ast.AST, text: str) -> Edit:
         start, end = self.source.span(node)
@@ -139,6 +127,13 @@ class File:
         declared = (name for node in self.tree.all(ast.Global, ast.Nonlocal) for name in node.names)
         texts = (node.value for node in self.tree.all(ast.Constant) if isinstance(node.value, str))
         return {*self._names, *declared, *texts}.union(*(s.bindings for s in self.tree.scopes.values()))
+
+
+def _grouped(pairs: Iterable[tuple[str, T]]) -> dict[str, list[T]]:
+    found: defaultdict[str, list[T]] = defaultdict(list)
+    for name, node in pairs:
+        found[name].append(node)
+    return found
 
 
 class Rule:
@@ -167,7 +162,7 @@ class Rule:
         """The targets of the rule in lower case; a subclass for one vendor's package may override it."""
         return targets_that_answer(self.needs)
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         raise NotImplementedError
 
     def report(

@@ -12,7 +12,7 @@ import sys
 import tokenize
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
@@ -118,7 +118,7 @@ class Source:
         return self.line_starts[line - 1], end
 
     def with_edits(self, edits: Iterable[Edit]) -> Source:
-        return Source(self.path, apply_edits(self.data, edits), self.encoding, self.has_bom)
+        return replace(self, data=apply_edits(self.data, edits))
 
     def to_bytes(self) -> bytes:
         """The file's content, in its own encoding."""
@@ -195,9 +195,5 @@ class Recoded(Source):
 
     @cached_property
     def code(self) -> bytes:
-        head, tail = self.data[: self.line_span(min(2, len(self.line_starts)))[1]], self.data[:]
-        hidden = re.sub(rb"coding([:=])", rb"c0ding\1", head)
-        return hidden + tail[len(head) :]
-
-    def with_edits(self, edits: Iterable[Edit]) -> Source:
-        return Recoded(self.path, apply_edits(self.data, edits), self.encoding, self.has_bom)
+        _, end = self.line_span(min(2, len(self.line_starts)))
+        return re.sub(rb"coding([:=])", rb"c0ding\1", self.data[:end]) + self.data[end:]

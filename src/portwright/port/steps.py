@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterable
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 
 from portwright.port.callers import MOST_HOPS, functions_called_from_steps
@@ -11,15 +13,23 @@ from portwright.port.kinds import STEP_METHODS, Kinds
 from portwright.port.names import Names
 from portwright.port.project import Project, read_source
 from portwright.port.source import UnreadableError
-from portwright.port.tree import FUNCTIONS, ClassInfo, FunctionNode, Tree, is_name
+from portwright.port.tree import (
+    FUNCTIONS,
+    ClassInfo,
+    FunctionNode,
+    MethodCall,
+    Tree,
+    is_method_call,
+    is_name,
+    last_name,
+)
 
 
-class Steps:
-    """Training loops and the functions that forward() calls, found when a rule asks."""
+class Flow(Kinds):
+    """The kinds of a file's values, its training loops, and the functions that forward() calls, found when a rule asks."""
 
     def __init__(self, tree: Tree, names: Names) -> None:
-        self.tree = tree
-        self.names = names
+        super().__init__(tree, names)
         self._called_from: dict[int, set[ast.AST]] = {}
 
     @cached_property
@@ -29,57 +39,51 @@ class Steps:
     @cached_property
     def forward_functions(self) -> set[ast.AST]:
         """Functions of this file that forward() calls, directly or not, with forward() itself."""
-        waiting: list[tuple[ClassInfo | None, ast.AST]] = [
+        return self._reach([
             (info, info.methods[name])
             for info in self.module_classes
             for name in STEP_METHODS
             if name in info.methods
-        ]
-        return self._reach(waiting)
+        ])  # fmt: skip
 
-    def _reach(self, waiting: list[tuple[ClassInfo | None, ast.AST]]) -> set[ast.AST]:
+    def _reach(self, start: Iterable[tuple[ClassInfo | None, ast.AST]]) -> set[ast.AST]:
         """These functions, and those of this file that they call, directly or not."""
         reached: set[ast.AST] = set()
+        waiting = list(start)
         while waiting:
             info, function = waiting.pop()
-            if function in reached:
-                continue
-            reached.add(function)
-            waiting += self._called(info, function)
+            if function not in reached:
+                reached.add(function)
+                waiting += self._called(info, function)
         return reached
 
     @cached_property
-    def backward_calls(self) -> list[ast.Call]:
+    def backward_calls(self) -> list[MethodCall]:
         """Calls that start a backward pass, in the order of the text."""
         found = []
         for call in self.tree.all(ast.Call):
-            if not isinstance(call.func, ast.Attribute) or call.func.attr != "backward":
+            if not is_method_call(call, "backward"):
                 continue
             if self.names.resolve(call.func) not in (None, "torch.autograd.backward"):
                 continue
-            receiver = call.func.value
-            if isinstance(receiver, ast.Call) and is_name(receiver.func, "super"):
-                continue
-            if is_name(receiver, "ctx") or is_name(receiver, "self"):
-                continue
-            function = self.tree.function_of(call)
-            if function is not None and any(a.arg == "ctx" for a in function.args.args[:1]):
-                continue  # of an autograd.Function
-            found.append(call)
+            receiver, function = call.func.value, self.tree.function_of(call)
+            is_of_autograd = function is not None and any(a.arg == "ctx" for a in function.args.args[:1])
+            is_inherited = isinstance(receiver, ast.Call) and is_name(receiver.func, "super")
+            if not (is_of_autograd or is_inherited or is_name(receiver, "ctx") or is_name(receiver, "self")):
+                found.append(call)
         return sorted(found, key=lambda c: (c.lineno, c.col_offset))
 
     @cached_property
-    def step_regions(self) -> dict[ast.AST, list[ast.Call]]:
+    def step_regions(self) -> dict[ast.AST, list[MethodCall]]:
         """Each loop whose iteration is one update, or function that makes one, with its backward calls.
 
         Such a loop is the innermost one around backward() that also calls step().
         """
-        regions: dict[ast.AST, list[ast.Call]] = {}
+        regions: dict[ast.AST, list[MethodCall]] = {}
         for call in self.backward_calls:
             loops = self.tree.loops_of(call)
-            region = next((loop for loop in loops if _calls_step(loop)), loops[0] if loops else None)
-            if region is None:
-                region = self.tree.function_of(call)
+            own = (loop for loop in loops if any(is_method_call(node, "step") for node in ast.walk(loop)))
+            region = next(own, loops[0] if loops else self.tree.function_of(call))
             if region is not None:  # backward() at the top level without a loop is no step
                 regions.setdefault(region, []).append(call)
         return regions
@@ -99,16 +103,19 @@ class Steps:
 
     def in_training_step(self, node: ast.AST) -> bool:
         regions = self.step_regions
-        if not regions or self.is_without_gradients(node):
-            return False
-        return any(
-            (a in regions and not _is_outside_of_loop(a, node, self.tree)) or a in self.step_functions
-            for a in self.tree.ancestors(node)
+        return (
+            bool(regions)
+            and not self.is_without_gradients(node)
+            and any(
+                (a in regions and not _is_outside_of_loop(a, node, self.tree)) or a in self.step_functions
+                for a in self.tree.ancestors(node)
+            )
         )
 
     def in_forward(self, node: ast.AST) -> bool:
-        functions = self.forward_functions
-        return bool(functions) and any(a in functions for a in self.tree.ancestors(node))
+        return bool(self.forward_functions) and any(
+            a in self.forward_functions for a in self.tree.ancestors(node)
+        )
 
     def in_step(self, node: ast.AST) -> bool:
         return self.in_forward(node) or self.in_training_step(node) or self.is_called_from_step(node)
@@ -116,9 +123,8 @@ class Steps:
     def is_called_from_step(self, node: ast.AST, hops: int = MOST_HOPS) -> bool:
         """Whether a node is in a function that a step in another file calls."""
         functions = self._functions_called_from(hops)
-        if not functions or self.is_without_gradients(node):
-            return False
-        return any(a in functions for a in self.tree.ancestors(node))
+        is_called = bool(functions) and any(a in functions for a in self.tree.ancestors(node))
+        return is_called and not self.is_without_gradients(node)
 
     def calls_to_other_files(self, hops: int) -> set[str]:
         """The functions in other files of the project that steps of this file call, as `file::name`."""
@@ -139,19 +145,13 @@ class Steps:
         if hops not in self._called_from:
             defined = {f.name: f for f in self.tree.module.body if isinstance(f, FUNCTIONS)}
             project, path = self.names.project, self.names.path
-            names = (
-                functions_called_from_steps(
-                    project, path, hops, lambda importer: _calls_to_other_files(project, importer, hops - 1)
-                )
-                if defined
-                else set()
+            names = defined and functions_called_from_steps(
+                project, path, hops, lambda importer: _calls_to_other_files(project, importer, hops - 1)
             )
-            waiting: list[tuple[ClassInfo | None, ast.AST]] = [
-                (None, defined[name])
-                for name in names
-                if name in defined and not self._is_without_gradients(defined[name])
-            ]
-            self._called_from[hops] = self._reach(waiting)
+            called = [defined[name] for name in names if name in defined]
+            self._called_from[hops] = self._reach(
+                (None, function) for function in called if not self._is_without_gradients(function)
+            )
         return self._called_from[hops]
 
     def region_of(self, node: ast.AST) -> ast.AST | None:
@@ -159,34 +159,40 @@ class Steps:
 
     def is_gated(self, node: ast.AST, region: ast.AST | None = None) -> bool:
         """Whether a node runs only every so many steps, under a condition such as `if step % 100 == 0`."""
-        for ancestor in self.tree.ancestors(node):
-            if ancestor is region or isinstance(ancestor, FUNCTIONS):
-                return False
-            if isinstance(ancestor, ast.If) and any(
-                isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod)
-                for part in ast.walk(ancestor.test)
-            ):
-                return True
-        return False
+        around = takewhile(
+            lambda a: a is not region and not isinstance(a, FUNCTIONS), self.tree.ancestors(node)
+        )
+        return any(
+            isinstance(part, ast.BinOp) and isinstance(part.op, ast.Mod)
+            for outer in around
+            if isinstance(outer, ast.If)
+            for part in ast.walk(outer.test)
+        )
+
+    def needs_of_read(self, call: ast.Call) -> tuple[str, ...]:
+        """The need that a read breaks: a read only every so many steps, outside forward(), breaks the weaker one."""
+        seldom = self.is_gated(call) and not self.in_forward(call)
+        return ("no_rare_host_reads",) if seldom else ("no_host_reads",)
+
+    def is_running_sum(self, call: ast.Call) -> bool:
+        """Whether a read is only added to a sum: `total += loss.item() * n`."""
+        outer = next((a for a in self.tree.ancestors(call) if not isinstance(a, ast.BinOp)), None)
+        return isinstance(outer, ast.AugAssign) and isinstance(outer.op, ast.Add)
 
     def is_without_gradients(self, node: ast.AST) -> bool:
         """Whether a node is under no_grad or inference_mode, as evaluation is."""
-        for ancestor in self.tree.ancestors(node):
-            if isinstance(ancestor, (ast.With, ast.AsyncWith)):
-                for item in ancestor.items:
-                    call = item.context_expr
-                    if isinstance(call, ast.Call) and _is_no_grad(self.names.resolve(call.func)):
-                        return True
-            elif isinstance(ancestor, FUNCTIONS) and self._is_without_gradients(ancestor):
-                return True
-        return False
+        return any(map(self._is_without_gradients, self.tree.ancestors(node)))
 
-    def _is_without_gradients(self, function: ast.AST) -> bool:
-        for decorator in getattr(function, "decorator_list", []):
-            target = decorator.func if isinstance(decorator, ast.Call) else decorator
-            if _is_no_grad(self.names.resolve(target)):
-                return True
-        return False
+    def _is_without_gradients(self, node: ast.AST) -> bool:
+        """Whether a `with` statement or a function's decorator turns gradients off."""
+        if isinstance(node, (ast.With, ast.AsyncWith)):
+            calls = (item.context_expr for item in node.items if isinstance(item.context_expr, ast.Call))
+            return any(map(self._is_no_grad, calls))
+        return isinstance(node, FUNCTIONS) and any(map(self._is_no_grad, node.decorator_list))
+
+    def _is_no_grad(self, node: ast.expr) -> bool:
+        dotted = self.names.resolve(node.func if isinstance(node, ast.Call) else node)
+        return dotted in ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad")
 
     def _called(self, info: ClassInfo | None, function: ast.AST) -> list[tuple[ClassInfo | None, ast.AST]]:
         """Functions of this file that a function calls or passes on."""
@@ -194,7 +200,7 @@ class Steps:
         for node in ast.walk(function):
             if isinstance(node, ast.Attribute) and is_name(node.value, "self") and info is not None:
                 method = info.methods.get(node.attr)
-                if method is not None and self._is_call(node):
+                if method is not None and self.tree.parent_call(node):
                     found.append((info, method))
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
                 local = self._named_function(node)
@@ -205,31 +211,22 @@ class Steps:
                     found.append((made, made.methods["__init__"]))
         return found
 
-    def _is_call(self, node: ast.AST) -> bool:
-        parent = self.tree.parents.get(node)
-        return isinstance(parent, ast.Call) and parent.func is node
-
     def _local_function(self, call: ast.Call) -> FunctionNode | None:
         if isinstance(call.func, ast.Name):
             return self._named_function(call.func)
-        if isinstance(call.func, ast.Attribute) and is_name(call.func.value, "self"):
-            info = self.tree.class_of(call)
-            if info is not None:
-                return info.methods.get(call.func.attr)
-        return None
+        own = is_method_call(call) and is_name(call.func.value, "self")
+        info = self.tree.class_of(call) if own else None
+        return None if info is None else info.methods.get(last_name(call.func))
 
     def _named_class(self, name: ast.Name) -> ClassInfo | None:
         """The class of this file that a name instantiates, if it is no nn.Module."""
-        found = self.tree.scope_of(name).lookup(name.id)
-        node = found[1][0].node if found and len(found[1]) == 1 and self._is_call(name) else None
+        node = self.tree.only_definition(name) if self.tree.parent_call(name) else None
         is_own = isinstance(node, ast.ClassDef) and not self.names.is_module_node(node)
         return self.tree.classes[node] if is_own else None  # type: ignore[index]
 
     def _named_function(self, name: ast.Name) -> FunctionNode | None:
-        found = self.tree.scope_of(name).lookup(name.id)
-        if found and len(found[1]) == 1 and isinstance(found[1][0].node, FUNCTIONS):
-            return found[1][0].node
-        return None
+        node = self.tree.only_definition(name)
+        return node if isinstance(node, FUNCTIONS) else None
 
 
 def _calls_to_other_files(project: Project, path: Path, hops: int) -> set[str]:
@@ -238,35 +235,11 @@ def _calls_to_other_files(project: Project, path: Path, hops: int) -> set[str]:
         tree = Tree((project.overlay.get(path) or read_source(path)).parse())
     except UnreadableError:
         return set()
-    return Steps(tree, Names(path, tree, project)).calls_to_other_files(hops)
-
-
-def _is_no_grad(dotted: str | None) -> bool:
-    return dotted in ("torch.no_grad", "torch.inference_mode", "torch.autograd.no_grad")
+    return Flow(tree, Names(path, tree, project)).calls_to_other_files(hops)
 
 
 def _is_outside_of_loop(region: ast.AST, node: ast.AST, tree: Tree) -> bool:
     """Whether a node is in a loop's iterable or else, which are not part of an iteration."""
-    if not isinstance(region, (ast.For, ast.AsyncFor)):
-        return False
-    inner = node
-    for ancestor in tree.ancestors(node):
-        if ancestor is region:
-            return inner is region.iter or inner in region.orelse
-        inner = ancestor
-    return False
-
-
-def _calls_step(region: ast.AST) -> bool:
-    for node in ast.walk(region):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "step":
-            return True
-    return False
-
-
-class Flow(Steps, Kinds):
-    """The steps of a file, and the kinds of its values."""
-
-    def __init__(self, tree: Tree, names: Names) -> None:
-        Kinds.__init__(self, tree, names)
-        Steps.__init__(self, tree, names)
+    return isinstance(region, (ast.For, ast.AsyncFor)) and any(
+        tree.is_within(node, part) for part in (region.iter, *region.orelse)
+    )

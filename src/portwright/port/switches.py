@@ -13,11 +13,20 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from portwright.port.callers import is_named_elsewhere
-from portwright.port.devices import is_accelerator, is_device_value, words
-from portwright.port.host_reads import short
+from portwright.port.devices import device_text, is_accelerator, is_device_value
+from portwright.port.kinds import counted_in
 from portwright.port.rewrite import is_constant, keyword, text_of
 from portwright.port.rule import File
-from portwright.port.tree import FUNCTIONS, Scope, is_name, pair
+from portwright.port.tree import (
+    FUNCTIONS,
+    Scope,
+    imported_tops,
+    is_method_call,
+    is_name,
+    last_name,
+    pair,
+    words,
+)
 
 IDLE = words("""manual_seed manual_seed_all seed seed_all synchronize empty_cache set_device set_device_index init ipc_collect
     reset_peak_memory_stats reset_max_memory_allocated""")
@@ -43,7 +52,7 @@ class Behind:
 
     def describe(self, file: File) -> str:
         """The lines of its settings and lost uses, for a message."""
-        places = sorted({(n.lineno, short(file, n)) for n in (*self.settings, *self.lost)})  # type: ignore[attr-defined]
+        places = sorted({(n.lineno, file.short(n)) for n in (*self.settings, *self.lost)})  # type: ignore[attr-defined]
         shown = "; ".join(f"line {line}, {text}" for line, text in places[:4])
         return f"{shown}; and {len(places) - 4} more" if len(places) > 4 else shown
 
@@ -68,7 +77,7 @@ def is_pure(file: File, node: ast.AST) -> bool:
             return False
         if isinstance(part, ast.Call):
             name = file.resolve(part.func) or ""
-            last = part.func.attr if isinstance(part.func, ast.Attribute) else getattr(part.func, "id", "")
+            last = last_name(part.func)
             if name in ("torch.device", "torch.is_tensor", "os.environ.get"):
                 continue
             if name.startswith(_OF_DEVICES) and last not in IDLE:
@@ -80,23 +89,18 @@ def is_pure(file: File, node: ast.AST) -> bool:
 
 def shows_text(file: File, call: ast.Call) -> bool:
     """Whether a call is print() or a method of a logger."""
-    if isinstance(call.func, ast.Name):
-        return call.func.id == "print" and not file.binds("print")
-    name = file.resolve(call.func) or ""
-    return (
-        isinstance(call.func, ast.Attribute)
-        and call.func.attr in _SHOWS
-        and (
-            name.startswith(("logging.", "warnings.")) or bool(_LOGGER.search(file.segment(call.func.value)))
-        )
+    if is_name(call.func, "print"):
+        return not file.binds("print")
+    return is_method_call(call, *_SHOWS) and (
+        (file.resolve(call.func) or "").startswith(("logging.", "warnings."))
+        or bool(_LOGGER.search(file.segment(call.func.value)))
     )
 
 
 def without_moves(file: File, node: ast.expr) -> str:
     """An expression's text without `.cuda()`, `.to(device)` and `.pin_memory()` at its end, and with CPU tensor types."""
     while (
-        isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Attribute)
+        is_method_call(node)
         and (
             (node.func.attr in ("cuda", "cpu", "pin_memory") and len(node.args) < 2)
             or (node.func.attr == "to" and len(node.args) == 1 and is_device_value(file, node.args[0]))
@@ -181,22 +185,18 @@ class _Follower:
     def _follow_name(self, name: str, scope: Scope) -> None:
         if isinstance(scope.node, ast.ClassDef):
             self._attribute(name, scope.node.name)
-        for node in self.file.tree.all(ast.Name):
-            if node.id == name and isinstance(node.ctx, ast.Load):
-                found = self.file.tree.scope_of(node).lookup(name)
-                if found and found[0] is scope:
-                    self.value(node)
+        for node in self.file.tree.reads(name, scope):
+            self.value(node)
         if scope is self.file.tree.scope:
             self._note_other_files(rf"\b{name}\b", scope.bindings[name][0].node, importers=True)
 
     def _attribute(self, name: str, owner: str) -> None:
         nodes = [n for n in self.file.attributes(name) if self.file.resolve(n) is None]
         for node in nodes:
-            parent = self.file.tree.parents[node]
-            if isinstance(node.ctx, ast.Load) and not (isinstance(parent, ast.Call) and parent.func is node):
+            if isinstance(node.ctx, ast.Load) and not self.file.tree.parent_call(node):
                 self.value(node)
         for call in self.file.tree.all(ast.Call):
-            asked = getattr(call.func, "id", getattr(call.func, "attr", ""))
+            asked = last_name(call.func)
             if (asked == "getattr" and len(call.args) > 1 and is_constant(call.args[1], name)) or (
                 asked in ("vars", "asdict") and call.args and self.file.segment(call.args[0]) == owner
             ):
@@ -213,7 +213,7 @@ class _Follower:
     def _argument(self, call: ast.Call, node: ast.expr, name: str | None) -> None:
         if name == "pin_memory" or shows_text(self.file, call):
             return None
-        last = getattr(call.func, "id", getattr(call.func, "attr", ""))
+        last = last_name(call.func)
         if last in ("bool", "int", "str", "format") and not self.file.binds(last):
             return self.value(call)
         if last == "add_argument":
@@ -239,10 +239,7 @@ class _Follower:
 
     def _function(self, call: ast.Call) -> ast.FunctionDef | None:
         """The function of this file that a call runs; for a class, its __init__()."""
-        if not isinstance(call.func, ast.Name):
-            return None
-        found = self.file.tree.scope_of(call.func).lookup(call.func.id)
-        node = found[1][0].node if found and len(found[1]) == 1 else None
+        node = self.file.tree.only_definition(call.func)
         if isinstance(node, ast.ClassDef):
             node = self.file.tree.classes[node].methods.get("__init__")
         return node if isinstance(node, ast.FunctionDef) and not node.decorator_list else None
@@ -259,8 +256,8 @@ class _Follower:
             else [n for n in self.file.tree.all(ast.Name) if n.id == function.name]
         )
         for use in uses:
-            call = self.file.tree.parents[use]
-            if isinstance(call, ast.Call) and call.func is use:
+            call = self.file.tree.parent_call(use)
+            if call is not None:
                 self.value(call)
             else:
                 self._note_lost(use)
@@ -269,11 +266,8 @@ class _Follower:
 
     def _choice(self, choice: ast.IfExp) -> None:
         arms = (choice.body, choice.orelse)
-        if all(is_device_value(self.file, arm) for arm in arms):
-            return
-        if len({without_moves(self.file, arm) for arm in arms}) == 1:
-            return
-        if all(_pins_only(arm) for arm in arms):
+        is_same = len({without_moves(self.file, arm) for arm in arms}) == 1
+        if is_same or all(is_device_value(self.file, arm) for arm in arms) or all(map(_pins_only, arms)):
             return
         if all(is_pure(self.file, arm) or self._is_device_call(arm) for arm in arms):
             self._follow_choice(choice, lambda: self.value(choice))
@@ -315,10 +309,8 @@ class _Follower:
 
     def _block(self, statements: Iterable[ast.stmt]) -> dict[str, str]:
         """Notes what statements that run or not decide; returns their assignments, without moves."""
-        made: dict[str, str] = {}
-        for statement in statements:
-            made |= self._statement(statement)
-        return made
+        made = (self._statement(statement) for statement in statements)
+        return {name: text for each in made for name, text in each.items()}
 
     def _statement(self, statement: ast.stmt) -> dict[str, str]:
         file = self.file
@@ -328,7 +320,7 @@ class _Follower:
             case ast.Raise():
                 self.found.is_demand = True
                 return {}
-            case ast.Import() | ast.ImportFrom() if _imports_torch(statement):
+            case ast.Import() | ast.ImportFrom() if set(imported_tops(statement)) == {"torch"}:
                 return {}
             case ast.Expr(value=ast.Call() as call) if self._is_device_call(call):
                 return {}
@@ -365,10 +357,8 @@ class _Follower:
         else:
             one, other = self._block(statement.body), self._block(statement.orelse)
         same = {name: text for name, text in one.items() if other.get(name) == text}
-        for name, text in [*one.items(), *other.items()]:
-            if name not in same and text != name:
-                self.found.settings.append(statement)
-                break
+        if any(name not in same and text != name for name, text in [*one.items(), *other.items()]):
+            self.found.settings.append(statement)
         return same
 
     def _assigned(self, statement: ast.stmt, target: ast.expr, value: ast.expr) -> str | None:
@@ -425,15 +415,6 @@ def _pins_only(node: ast.expr) -> bool:
     )
 
 
-def _imports_torch(statement: ast.Import | ast.ImportFrom) -> bool:
-    names = (
-        [statement.module or ""]
-        if isinstance(statement, ast.ImportFrom)
-        else [a.name for a in statement.names]
-    )
-    return all(name.partition(".")[0] == "torch" for name in names)
-
-
 @dataclass(frozen=True)
 class DeviceQuestion:
     """A test such as `device.type == "cuda"`, whose answer changes when the device is rewritten."""
@@ -466,7 +447,7 @@ def _all_questions(file: File) -> list[DeviceQuestion]:
             found.append(DeviceQuestion(node, device, answer))
             break
     for call in file.methods("startswith"):
-        if call.args and is_accelerator(call.args[0]) and isinstance(call.func, ast.Attribute):
+        if call.args and is_accelerator(call.args[0]):
             found.append(DeviceQuestion(call, call.func.value, True))
     for attribute in file.attributes("is_cuda"):
         if isinstance(attribute.ctx, ast.Load):
@@ -476,21 +457,16 @@ def _all_questions(file: File) -> list[DeviceQuestion]:
 
 def _holds_device(file: File, node: ast.expr) -> bool:
     inner = node.value if isinstance(node, ast.Attribute) and node.attr == "type" else node
-    if isinstance(inner, ast.Name):
-        found = file.tree.scope_of(inner).lookup(inner.id)
-        if found and any(b.value is not None and is_device_value(file, b.value) for b in found[1]):
-            return True
-    return "dev" in file.segment(node).lower()
+    values = (b.value for b in file.tree.bindings(inner) if b.value is not None)
+    return "dev" in file.segment(node).lower() or any(is_device_value(file, value) for value in values)
 
 
 def _device_name(file: File, node: ast.expr) -> str | None:
     """The type of device that a literal names: "cuda", "cpu"."""
     if isinstance(node, ast.Call) and file.resolve(node.func) == "torch.device" and node.args:
         node = node.args[0]
-    if is_accelerator(node) or is_constant(node, "cpu"):
-        assert isinstance(node, ast.Constant)
-        return str(node.value).partition(":")[0]
-    return None
+    is_device = is_accelerator(node) or is_constant(node, "cpu")
+    return str(node.value).partition(":")[0] if is_device else None  # type: ignore[attr-defined]
 
 
 def split(file: File, question: DeviceQuestion) -> str | None:
@@ -499,26 +475,19 @@ def split(file: File, question: DeviceQuestion) -> str | None:
     of_type = isinstance(node, ast.Attribute) and node.attr == "type"
     if isinstance(node, ast.Attribute) and of_type:
         node = node.value
-    bound = only_value(file, node)
-    is_made = (
-        isinstance(bound, ast.Call) and file.resolve(bound.func) == "torch.device" and len(bound.args) == 1
-    )
-    if isinstance(bound, ast.Call) and is_made:
-        bound = bound.args[0]
+    made = only_value(file, node)
+    bound = device_text(file, made)
+    is_made = bound is not made
     # A device is never equal to a text, and "cuda:0" is not "cuda".
     if not isinstance(bound, ast.IfExp) or question.answer is None or is_made != of_type:
         return None
-    sides = (bound.body, bound.orelse)
-    if not all(isinstance(s, ast.Constant) for s in sides) or not is_pure(file, bound.test):
-        return None
     if _device_name(file, bound.body) != "cuda" or not is_constant(bound.orelse, "cpu"):
         return None
-    if not of_type and not any(
-        file.segment(n) == file.segment(s)
-        for s in sides
-        for n in ast.walk(question.node)
-        if isinstance(n, ast.Constant)
-    ):
+    if not isinstance(bound.body, ast.Constant) or not is_pure(file, bound.test):
+        return None
+    texts = {file.segment(bound.body), file.segment(bound.orelse)}
+    asked = {file.segment(n) for n in ast.walk(question.node) if isinstance(n, ast.Constant)}
+    if not of_type and not texts & asked:
         return None
     for name in (n for n in ast.walk(bound.test) if isinstance(n, ast.Name)):
         there, here = file.tree.scope_of(name).lookup(name.id), file.tree.scope_of(node).lookup(name.id)
@@ -533,21 +502,13 @@ def split(file: File, question: DeviceQuestion) -> str | None:
 
 def only_value(file: File, node: ast.expr) -> ast.expr | None:
     """The value of a name that is assigned only once."""
-    if not isinstance(node, ast.Name):
-        return None
-    found = file.tree.scope_of(node).lookup(node.id)
-    return found[1][0].value if found and len(found[1]) == 1 and found[1][0].kind == "assign" else None
+    found = file.tree.bindings(node)
+    return found[0].value if len(found) == 1 and found[0].kind == "assign" else None
 
 
 def is_loaded(file: File, node: ast.expr) -> bool:
     """Whether a name is only assigned items of a loader, which are on the host and have no gradient."""
-    found = file.tree.scope_of(node).lookup(node.id) if isinstance(node, ast.Name) else None
-    return found is not None and all(
-        b.kind == "iterate" and file.flow.kind(_counted(b.value)) == "loader" for b in found[1]
+    found = file.tree.bindings(node)
+    return bool(found) and all(
+        b.kind == "iterate" and file.flow.kind(counted_in(b.value)) == "loader" for b in found
     )
-
-
-def _counted(iterable: ast.expr | None) -> ast.expr | None:
-    """`loader` of `enumerate(loader)`."""
-    is_counted = isinstance(iterable, ast.Call) and is_name(iterable.func, "enumerate") and iterable.args
-    return iterable.args[0] if is_counted and isinstance(iterable, ast.Call) else iterable

@@ -10,15 +10,21 @@ from functools import cache, cached_property
 from typing import Literal
 
 from portwright.port.finding import Edit
-from portwright.port.rewrite import imported_as
-from portwright.port.rule import File
+from portwright.port.rewrite import has_star, imported_as
+from portwright.port.rule import File, Rule
 from portwright.port.tensorflow_v1 import TABLE
-from portwright.port.tree import dotted_chain
+from portwright.port.tree import dotted_chain, imported_tops, words
 
 Kind = Literal["gone", "module", "other", "arguments"]
 _GENERATIONS = ("compat.v1.", "compat.v2.")
 _BASES = {"tensorflow": "", "tensorflow.compat.v1": "compat.v1.", "tensorflow.compat.v2": "compat.v2."}
 ALIAS = "ptf"
+
+
+class TensorFlowRule(Rule):
+    """A rule for files that import TensorFlow or Keras."""
+
+    framework = "tensorflow"
 
 
 @dataclass(frozen=True)
@@ -29,13 +35,18 @@ class Row:
     shared: int = 0  # number of leading arguments that are the same in both versions
     keywords: frozenset[str] = frozenset()
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether `tf` has the name no more, instead of with another meaning."""
+        return self.kind in ("gone", "module")
+
 
 @cache
 def table() -> dict[str, Row]:
     """The rows of all names; in TABLE a word that ends with a colon is the module of the words after it."""
     found, module = {}, ""
-    for kind, words in TABLE.items():
-        for word in words.split():
+    for kind, listed in TABLE.items():
+        for word in listed.split():
             if word.endswith(":"):
                 module = word.replace(":", ".").removeprefix(".")
                 continue
@@ -59,16 +70,8 @@ def row_of(name: str) -> Row | None:
 
 def is_legacy_keras(name: str) -> bool:
     """Whether tf.compat.v1 has a name only with legacy Keras."""
-    return name in ("layers", "nn.rnn_cell") or name.startswith(
-        (
-            "layers.",
-            "nn.rnn_cell.",
-            "nn.dynamic_rnn",
-            "nn.static_rnn",
-            "nn.bidirectional_dynamic_rnn",
-            "nn.static_bidirectional",
-        )
-    )
+    starts = "layers. nn.rnn_cell. nn.dynamic_rnn nn.static_rnn nn.bidirectional_dynamic_rnn nn.static_bidirectional"
+    return name in ("layers", "nn.rnn_cell") or name.startswith(tuple(starts.split()))
 
 
 @dataclass(frozen=True)
@@ -101,12 +104,8 @@ class TensorFlowNames:
 
     def calls(self, *names: str) -> list[tuple[ast.Call, str]]:
         """Calls of these names, each with the name that is called."""
-        parents = self._file.tree.parents
-        return [
-            (call, r.name)
-            for r in self.named(*names)
-            if isinstance(call := parents.get(r.node), ast.Call) and call.func is r.node
-        ]
+        parent_call = self._file.tree.parent_call
+        return [(call, r.name) for r in self.named(*names) if (call := parent_call(r.node)) is not None]
 
     @cached_property
     def imports(self) -> list[tuple[ast.ImportFrom, ast.alias, str]]:
@@ -121,39 +120,22 @@ class TensorFlowNames:
     def spell(self, name: str) -> str | None:
         """A name below `tf` as this file can write it; None if it imports no `tf` at the top level."""
         for bound, bindings in self._file.tree.scope.bindings.items():
-            base = (
-                _BASES.get(bindings[0].dotted)
-                if bindings[0].kind == "import" and not bindings[0].level
-                else None
-            )
-            if base is None or binds_another(self._file, bound, bindings[0].dotted):
+            base = _BASES.get(bindings[0].dotted)
+            is_module = bindings[0].kind == "import" and not bindings[0].level
+            if base not in ("", "compat.v1.") or not is_module:
                 continue
-            if base == "compat.v1.":
+            if not binds_another(self._file, bound, bindings[0].dotted):
                 return f"{bound}.{name.removeprefix(base)}"
-            if not base:
-                return f"{bound}.{name}"
         return None
 
     @cached_property
     def is_version_1(self) -> bool:
         """Whether the file uses names that only TensorFlow 1 has."""
-        for _, _, name in self.imports:
-            row = row_of(name)
-            if name.partition(".")[0] == "contrib" or (row is not None and row.kind in ("gone", "module")):
-                return True
-        for reference in self.references:
-            if reference.generation:
-                continue
-            if reference.name.partition(".")[0] == "contrib":
-                return True
-            row = row_of(reference.name)
-            if row is None:
-                continue
-            if row.kind in ("gone", "module"):
-                return True
-            if row.kind == "arguments" and self._has_gone_keyword(reference, row):
-                return True
-        return False
+        references = [r for r in self.references if not r.generation]
+        return any(
+            name.partition(".")[0] == "contrib" or ((row := row_of(name)) is not None and row.is_gone)
+            for name in [*(name for _, _, name in self.imports), *(r.name for r in references)]
+        ) or any(self._has_gone_keyword(reference) for reference in references)
 
     @cached_property
     def may_be_for_both(self) -> bool:
@@ -190,41 +172,23 @@ class TensorFlowNames:
             return False
         if row.kind != "arguments":
             return True
-        call = self._file.tree.parents.get(reference.node)
-        if not isinstance(call, ast.Call) or call.func is not reference.node:
+        call = self._file.tree.parent_call(reference.node)
+        if call is None or has_star(call):
             return True  # passed on, to be called with unknown arguments
-        if any(isinstance(a, ast.Starred) for a in call.args) or any(k.arg is None for k in call.keywords):
-            return True
         return len(call.args) > row.shared or any(k.arg not in row.keywords for k in call.keywords)
 
-    def _has_gone_keyword(self, reference: Reference, row: Row) -> bool:
-        call = self._file.tree.parents.get(reference.node)
-        gone = {
-            "keep_dims",
-            "reduction_indices",
-            "keep_prob",
-            "dimension",
-            "squeeze_dims",
-            "dim",
-        } - row.keywords
-        return (
-            isinstance(call, ast.Call)
-            and call.func is reference.node
-            and any(k.arg in gone for k in call.keywords)
-        )
+    def _has_gone_keyword(self, reference: Reference) -> bool:
+        row, call = row_of(reference.name), self._file.tree.parent_call(reference.node)
+        if row is None or row.kind != "arguments" or call is None:
+            return False
+        gone = words("keep_dims reduction_indices keep_prob dimension squeeze_dims dim") - row.keywords
+        return any(k.arg in gone for k in call.keywords)
 
     def _outermost(self) -> Iterator[ast.expr]:
-        parents = self._file.tree.parents
-        for attribute in self._file.tree.all(ast.Attribute):
-            parent = parents.get(attribute)
-            if not (isinstance(parent, ast.Attribute) and parent.value is attribute):
-                yield attribute
-        for name in self._file.tree.all(ast.Name):
-            parent = parents.get(name)
-            if isinstance(name.ctx, ast.Load) and not (
-                isinstance(parent, ast.Attribute) and parent.value is name
-            ):
-                yield name
+        for node in self._file.tree.all(ast.Attribute, ast.Name):
+            is_read = isinstance(node, ast.Attribute) or isinstance(node.ctx, ast.Load)
+            if is_read and not isinstance(self._file.tree.parents.get(node), ast.Attribute):
+                yield node
 
     def _refer(self, node: ast.expr) -> Reference | None:
         dotted = self._file.resolve(node)
@@ -304,15 +268,7 @@ def _first_that_may_load(file: File) -> ast.stmt | None:
     for node in file.tree.module.body:
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             continue  # also a notebook's magic
-        if isinstance(node, (ast.Import, ast.ImportFrom)) and all(
-            name in sys.stdlib_module_names for name in _tops(node)
-        ):
-            continue
-        return node
+        tops = imported_tops(node)
+        if not tops or not all(name in sys.stdlib_module_names for name in tops):
+            return node
     return None
-
-
-def _tops(node: ast.Import | ast.ImportFrom) -> list[str]:
-    if isinstance(node, ast.ImportFrom):
-        return [(node.module or "").partition(".")[0] if not node.level else ""]
-    return [alias.name.partition(".")[0] for alias in node.names]

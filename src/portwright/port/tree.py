@@ -6,7 +6,8 @@ import ast
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, overload
+from itertools import chain, takewhile
+from typing import Literal, TypeGuard, TypeVar, overload
 
 BindingKind = Literal[
     "import", "star", "assign", "unpack", "iterate", "with", "parameter", "function", "class", "other"
@@ -15,23 +16,21 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 N = TypeVar("N", bound=ast.AST)
 M = TypeVar("M", bound=ast.AST)
 
-_LOOPS = (ast.For, ast.AsyncFor, ast.While)
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_FIELDS_WITHOUT_NODES = {
-    "ctx",
-    "op",
-    "ops",
-    "id",
-    "attr",
-    "name",
-    "names",
-    "module",
-    "level",
-    "type_comment",
-    "kind",
-    "simple",
-}
-_FIELDS: dict[type[ast.AST], tuple[str, ...]] = {}
+_FIELDS_WITHOUT_NODES = frozenset(
+    ["ctx", "op", "ops", "id", "attr", "name", "names", "module", "level", "type_comment", "kind", "simple"]
+)
+# The fields of each kind of node that hold nodes, the last first.
+_FIELDS: dict[type[ast.AST], list[str]] = {
+    kind: [
+        field
+        for field in reversed(kind._fields)
+        if field not in _FIELDS_WITHOUT_NODES
+        and (kind, field) not in ((ast.arg, "arg"), (ast.keyword, "arg"))
+    ]
+    for kind in vars(ast).values()
+    if isinstance(kind, type) and issubclass(kind, ast.AST)
+} | {ast.Constant: []}
 
 
 @dataclass(frozen=True)
@@ -57,20 +56,23 @@ class Scope:
     own: str = ""  # of a method: the name of its first parameter, mostly self
 
     def bind(self, name: str, binding: Binding) -> None:
-        owner = self
-        if name in self.declared_global:
-            while owner.parent is not None:
-                owner = owner.parent
+        *_, module = self.around()
+        owner = module if name in self.declared_global else self
         owner.bindings.setdefault(name, []).append(binding)
 
     def lookup(self, name: str) -> tuple[Scope, list[Binding]] | None:
         """The scope that defines a name, and its bindings; names of a class are not visible in its methods."""
-        scope: Scope | None = self
-        while scope is not None:
+        for scope in self.around():
             if name in scope.bindings and (scope is self or not isinstance(scope.node, ast.ClassDef)):
                 return scope, scope.bindings[name]
-            scope = scope.parent
         return None
+
+    def around(self) -> Iterator[Scope]:
+        """This scope and those around it, the module's last."""
+        scope: Scope | None = self
+        while scope is not None:
+            yield scope
+            scope = scope.parent
 
 
 @dataclass
@@ -129,25 +131,15 @@ class Tree:
 
     def class_of(self, node: ast.AST) -> ClassInfo | None:
         """The innermost class around a node."""
-        for outer in self.ancestors(node):
-            if isinstance(outer, ast.ClassDef):
-                return self.classes[outer]
-        return None
+        return next((self.classes[a] for a in self.ancestors(node) if isinstance(a, ast.ClassDef)), None)
 
     def statement_of(self, node: ast.AST) -> ast.stmt | None:
-        if isinstance(node, ast.stmt):
-            return node
-        return next((a for a in self.ancestors(node) if isinstance(a, ast.stmt)), None)
+        return next((a for a in chain([node], self.ancestors(node)) if isinstance(a, ast.stmt)), None)
 
     def loops_of(self, node: ast.AST) -> list[ast.AST]:
         """Loops around a node within its function, innermost first."""
-        loops: list[ast.AST] = []
-        for outer in self.ancestors(node):
-            if isinstance(outer, _LOOPS):
-                loops.append(outer)
-            elif isinstance(outer, (*FUNCTIONS, ast.ClassDef)):
-                break
-        return loops
+        own = takewhile(lambda a: not isinstance(a, (*FUNCTIONS, ast.ClassDef)), self.ancestors(node))
+        return [outer for outer in own if isinstance(outer, (ast.For, ast.AsyncFor, ast.While))]
 
     def scope_of(self, node: ast.AST) -> Scope:
         """The scope in which a node's names are looked up."""
@@ -162,8 +154,45 @@ class Tree:
             inner = outer
         return self.scope
 
+    def bindings(self, node: ast.AST | None) -> list[Binding]:
+        """Where the name that a node is gets its values; empty for an unknown name and for anything else."""
+        found = self.scope_of(node).lookup(node.id) if isinstance(node, ast.Name) else None
+        return found[1] if found else []
+
+    def assigned_values(self, node: ast.AST | None) -> list[ast.expr]:
+        """The values of a name that gets them by assignments alone; else empty."""
+        values = [b.value for b in self.bindings(node) if b.kind == "assign" and b.value is not None]
+        return values if len(values) == len(self.bindings(node)) else []
+
+    def attribute_values(self, node: ast.Attribute) -> list[ast.expr]:
+        """What instances of the class around a node `self.x` get as their attribute x."""
+        info = self.class_of(node)
+        return info.attributes.get(node.attr, []) if info else []
+
+    def only_definition(self, node: ast.AST | None) -> ast.AST | None:
+        """What defines a name that is defined once, such as a function."""
+        found = self.bindings(node)
+        return found[0].node if len(found) == 1 else None
+
+    def reads(self, name: str, scope: Scope) -> Iterator[ast.Name]:
+        """Every place that reads a name of a scope."""
+        for node in self.all(ast.Name):
+            if node.id == name and isinstance(node.ctx, ast.Load):
+                found = self.scope_of(node).lookup(name)
+                if found and found[0] is scope:
+                    yield node
+
+    def parent_call(self, node: ast.AST | None) -> ast.Call | None:
+        """The call whose function a node is."""
+        outer = self.parents.get(node) if node is not None else None
+        return outer if isinstance(outer, ast.Call) and outer.func is node else None
+
+    def stands_alone(self, node: ast.AST) -> bool:
+        """Whether an expression is a statement of its own, so that nothing uses its value."""
+        return isinstance(self.parents.get(node), ast.Expr)
+
     def is_within(self, node: ast.AST, outer: ast.AST) -> bool:
-        return node is outer or any(ancestor is outer for ancestor in self.ancestors(node))
+        return any(inner is outer for inner in chain([node], self.ancestors(node)))
 
     def block_of(self, statement: ast.stmt) -> list[ast.stmt]:
         """The list of statements that a statement is in."""
@@ -186,15 +215,11 @@ class Tree:
                 of_name[node] = scope
                 continue
             inner = scope
-            binder = _BINDERS.get(kind)
-            if binder is not None:
-                binder(self, node, scope)
+            if kind in _BINDERS:
+                _bind(self, node, scope)
                 inner = scopes.get(node, scope)
-            fields = _FIELDS.get(kind)
-            if fields is None:
-                fields = _fields_of(kind)
             # Fields are in reverse order, so that names are bound in the order of the text.
-            for name in fields:
+            for name in _FIELDS[kind]:
                 child = getattr(node, name, None)
                 if child is None:
                     continue
@@ -212,20 +237,43 @@ class Tree:
     def _note_registered(self) -> None:
         """Notes attributes that a module registers by name, such as buffers."""
         for call in self.all(ast.Call):
-            if (
-                isinstance(call.func, ast.Attribute)
-                and call.func.attr in ("register_buffer", "register_parameter", "add_module")
-                and len(call.args) > 1
-                and isinstance(call.args[0], ast.Constant)
-                and isinstance(call.args[0].value, str)
-            ):
+            if is_method_call(call, "register_buffer", "register_parameter", "add_module"):
                 info = self.class_of(call)
-                if info is not None:
-                    info.attributes.setdefault(call.args[0].value, []).append(call.args[1])
+                match call.args:
+                    case [ast.Constant(str(name)), value, *_] if info is not None:
+                        info.attributes.setdefault(name, []).append(value)
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+def imported_tops(node: ast.AST) -> list[str]:
+    """The top names of the packages that an import names; "" for one relative to its file, and none for another node."""
+    if isinstance(node, ast.ImportFrom):
+        return [(node.module or "").partition(".")[0] if not node.level else ""]
+    return [alias.name.partition(".")[0] for alias in node.names] if isinstance(node, ast.Import) else []
 
 
 def is_name(node: ast.AST, name: str) -> bool:
     return isinstance(node, ast.Name) and node.id == name
+
+
+def last_name(node: ast.AST | None) -> str:
+    """The name `c` of `c` and of `a.b.c`; empty for anything else."""
+    return str(getattr(node, "attr", getattr(node, "id", "")))
+
+
+class MethodCall(ast.Call):
+    """A call of an attribute, as type checkers see it; no node is an instance."""
+
+    func: ast.Attribute
+
+
+def is_method_call(node: ast.AST | None, *names: str) -> TypeGuard[MethodCall]:
+    """Whether a node calls a method, of one of these names if any are given."""
+    is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    return is_call and (not names or node.func.attr in names)  # type: ignore[union-attr]
 
 
 def asks_own_name(test: ast.expr) -> bool:
@@ -260,16 +308,6 @@ def pair(target: ast.expr, value: ast.expr) -> Iterator[tuple[ast.expr, ast.expr
         yield target, value
 
 
-def _fields_of(kind: type[ast.AST]) -> tuple[str, ...]:
-    if kind is ast.Constant:
-        found: tuple[str, ...] = ()
-    else:
-        skipped = _FIELDS_WITHOUT_NODES | ({"arg"} if kind in (ast.arg, ast.keyword) else set())
-        found = tuple(reversed([f for f in kind._fields if f not in skipped]))
-    _FIELDS[kind] = found
-    return found
-
-
 def _is_outside(outer: ast.AST, inner: ast.AST) -> bool:
     """Whether `inner` is a part of a definition, such as a default, that is evaluated outside it."""
     return isinstance(outer, (*FUNCTIONS, ast.ClassDef)) and not isinstance(inner, ast.stmt)
@@ -278,10 +316,8 @@ def _is_outside(outer: ast.AST, inner: ast.AST) -> bool:
 def _bind_target(scope: Scope, target: ast.expr, value: ast.expr, node: ast.AST, kind: BindingKind) -> None:
     for leaf, own in pair(target, value):
         if isinstance(leaf, ast.Name):
-            if kind == "assign" and own is None:
-                scope.bind(leaf.id, Binding("unpack", node, value))
-            else:
-                scope.bind(leaf.id, Binding(kind, node, own if own is not None else value))
+            found: BindingKind = "unpack" if kind == "assign" and own is None else kind
+            scope.bind(leaf.id, Binding(found, node, own or value))
 
 
 def _note_attributes(tree: Tree, target: ast.expr, value: ast.expr, scope: Scope) -> None:
@@ -293,71 +329,68 @@ def _note_attributes(tree: Tree, target: ast.expr, value: ast.expr, scope: Scope
                 info.attributes.setdefault(leaf.attr, []).append(part or value)
 
 
-def _on_assign(tree: Tree, node: ast.Assign, scope: Scope) -> None:
-    for target in node.targets:
-        _bind_target(scope, target, node.value, node, "assign")
-        _note_attributes(tree, target, node.value, scope)
+# Nodes that define a name or open a scope.
+_BINDERS = frozenset({
+    ast.Assign, ast.AnnAssign, ast.AugAssign, ast.NamedExpr, ast.For, ast.AsyncFor, ast.comprehension, ast.withitem, ast.Import,
+    ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef, ast.ExceptHandler, ast.Global, ast.MatchAs,
+    ast.MatchStar,
+})  # fmt: skip
 
 
-def _on_annotated(tree: Tree, node: ast.AnnAssign, scope: Scope) -> None:
-    if node.value is not None:
-        _bind_target(scope, node.target, node.value, node, "assign")
-        _note_attributes(tree, node.target, node.value, scope)
-
-
-def _on_named(tree: Tree, node: ast.NamedExpr, scope: Scope) -> None:
-    _bind_target(scope, node.target, node.value, node, "assign")
-
-
-def _on_for(tree: Tree, node: ast.For | ast.AsyncFor | ast.comprehension, scope: Scope) -> None:
-    _bind_target(scope, node.target, node.iter, node, "iterate")
-
-
-def _on_with_item(tree: Tree, node: ast.withitem, scope: Scope) -> None:
-    if node.optional_vars is not None:
-        _bind_target(scope, node.optional_vars, node.context_expr, node, "with")
-
-
-def _on_augmented(tree: Tree, node: ast.AugAssign, scope: Scope) -> None:
-    if isinstance(node.target, ast.Name):
-        scope.bind(node.target.id, Binding("other", node, node.value))
-
-
-def _on_import(tree: Tree, node: ast.Import, scope: Scope) -> None:
-    for alias in node.names:
-        bound = alias.asname or alias.name.partition(".")[0]
-        dotted = alias.name if alias.asname else bound
-        scope.bind(bound, Binding("import", node, dotted=dotted))
-
-
-def _on_import_from(tree: Tree, node: ast.ImportFrom, scope: Scope) -> None:
-    base = node.module or ""
-    for alias in node.names:
-        if alias.name == "*":
-            scope.stars.append(Binding("star", node, dotted=base, level=node.level))
-        else:
-            dotted = f"{base}.{alias.name}" if base else alias.name
-            scope.bind(alias.asname or alias.name, Binding("import", node, dotted=dotted, level=node.level))
-
-
-def _on_function(tree: Tree, node: ast.FunctionDef | ast.AsyncFunctionDef, scope: Scope) -> None:
-    scope.bind(node.name, Binding("function", node))
-    if isinstance(scope.node, ast.ClassDef):
-        tree.classes[scope.node].methods[node.name] = node
-    _open_scope(tree, node, node.args, scope)
-
-
-def _on_lambda(tree: Tree, node: ast.Lambda, scope: Scope) -> None:
-    _open_scope(tree, node, node.args, scope)
+def _bind(tree: Tree, node: ast.AST, scope: Scope) -> None:
+    """Notes what a node defines in its scope, and the scope that it opens."""
+    match node:
+        case ast.Assign(targets=targets, value=value):
+            for target in targets:
+                _bind_target(scope, target, value, node, "assign")
+                _note_attributes(tree, target, value, scope)
+        case ast.AnnAssign(target=target, value=ast.expr() as value):
+            _bind_target(scope, target, value, node, "assign")
+            _note_attributes(tree, target, value, scope)
+        case ast.NamedExpr(target=target, value=value):
+            _bind_target(scope, target, value, node, "assign")
+        case ast.For() | ast.AsyncFor() | ast.comprehension():
+            _bind_target(scope, node.target, node.iter, node, "iterate")
+        case ast.withitem(optional_vars=ast.expr() as target):
+            _bind_target(scope, target, node.context_expr, node, "with")
+        case ast.AugAssign(target=ast.Name(name)):
+            scope.bind(name, Binding("other", node, node.value))
+        case ast.Import(names=names):
+            for alias in names:
+                bound = alias.asname or alias.name.partition(".")[0]
+                scope.bind(bound, Binding("import", node, dotted=alias.name if alias.asname else bound))
+        case ast.ImportFrom(names=names):
+            base = node.module or ""
+            for alias in names:
+                if alias.name == "*":
+                    scope.stars.append(Binding("star", node, dotted=base, level=node.level))
+                else:
+                    dotted = f"{base}.{alias.name}" if base else alias.name
+                    found = Binding("import", node, dotted=dotted, level=node.level)
+                    scope.bind(alias.asname or alias.name, found)
+        case ast.FunctionDef() | ast.AsyncFunctionDef():
+            scope.bind(node.name, Binding("function", node))
+            if isinstance(scope.node, ast.ClassDef):
+                tree.classes[scope.node].methods[node.name] = node
+            _open_scope(tree, node, node.args, scope)
+        case ast.Lambda():
+            _open_scope(tree, node, node.args, scope)
+        case ast.ClassDef():
+            scope.bind(node.name, Binding("class", node))
+            tree.scopes[node] = Scope(node, scope)
+            tree.classes[node] = ClassInfo(node, tree.scopes[node])
+        case ast.ExceptHandler(name=str(name)) | ast.MatchAs(name=str(name)) | ast.MatchStar(name=str(name)):
+            scope.bind(name, Binding("other", node))
+        case ast.Global(names=declared):
+            scope.declared_global.update(declared)
 
 
 def _open_scope(tree: Tree, node: ast.AST, args: ast.arguments, scope: Scope) -> None:
     inner = Scope(node, scope)
     tree.scopes[node] = inner
-    defaults: list[ast.expr | None] = [*args.defaults]
     positional = [*args.posonlyargs, *args.args]
     inner.own = positional[0].arg if positional else ""
-    padded = [None] * (len(positional) - len(defaults)) + defaults
+    padded = [*[None] * (len(positional) - len(args.defaults)), *args.defaults]
     for argument, default in [
         *zip(positional, padded, strict=True),
         *zip(args.kwonlyargs, args.kw_defaults, strict=True),
@@ -366,45 +399,3 @@ def _open_scope(tree: Tree, node: ast.AST, args: ast.arguments, scope: Scope) ->
     for extra in (args.vararg, args.kwarg):
         if extra is not None:
             inner.bind(extra.arg, Binding("other", extra))
-
-
-def _on_class(tree: Tree, node: ast.ClassDef, scope: Scope) -> None:
-    scope.bind(node.name, Binding("class", node))
-    tree.scopes[node] = Scope(node, scope)
-    tree.classes[node] = ClassInfo(node, tree.scopes[node])
-
-
-def _on_handler(tree: Tree, node: ast.ExceptHandler, scope: Scope) -> None:
-    if node.name:
-        scope.bind(node.name, Binding("other", node))
-
-
-def _on_global(tree: Tree, node: ast.Global, scope: Scope) -> None:
-    scope.declared_global.update(node.names)
-
-
-def _on_capture(tree: Tree, node: ast.MatchAs | ast.MatchStar, scope: Scope) -> None:
-    if node.name:
-        scope.bind(node.name, Binding("other", node))
-
-
-_BINDERS: dict[type[ast.AST], Any] = {
-    ast.Assign: _on_assign,
-    ast.AnnAssign: _on_annotated,
-    ast.AugAssign: _on_augmented,
-    ast.NamedExpr: _on_named,
-    ast.For: _on_for,
-    ast.AsyncFor: _on_for,
-    ast.comprehension: _on_for,
-    ast.withitem: _on_with_item,
-    ast.Import: _on_import,
-    ast.ImportFrom: _on_import_from,
-    ast.FunctionDef: _on_function,
-    ast.AsyncFunctionDef: _on_function,
-    ast.Lambda: _on_lambda,
-    ast.ClassDef: _on_class,
-    ast.ExceptHandler: _on_handler,
-    ast.Global: _on_global,
-    ast.MatchAs: _on_capture,
-    ast.MatchStar: _on_capture,
-}  # fmt: skip

@@ -35,13 +35,9 @@ def save_originals(root: Path, contents: Mapping[Path, bytes], origin: Origin | 
         for number, (path, after) in enumerate(sorted(contents.items())):
             before = path.read_bytes()
             (temp / f"{number:05d}").write_bytes(before)
+            name = os.path.relpath(path, root)
             entries.append(
-                {
-                    "path": os.path.relpath(path, root),
-                    "file": f"{number:05d}",
-                    "before": _sha(before),
-                    "after": _sha(after),
-                }
+                {"path": name, "file": f"{number:05d}", "before": _sha(before), "after": _sha(after)}
             )
         (temp / "files.json").write_text(json.dumps(entries, indent=1), encoding="utf-8")
         if origin is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from portwright.discover import find_rules, find_target, find_targets
@@ -68,9 +69,7 @@ def decide(
 ) -> Verdict:
     """The verdict; if the loop can be ported, `ask` plans a style: in-place, layout or branches."""
 
-    def plan(style: str) -> Plan:
-        return ask(look, target, style)
-
+    plan = partial(ask, look, target)
     machine = find_target(target)
     plain = machine.torch_device if machine is not None else None
     about = [f for f in findings if target in f.targets and f.code not in (UNREADABLE, RULE_FAILED)]
@@ -114,11 +113,11 @@ def decide(
 
 def _is_taken(owner: Owner, machine: Target | None) -> bool:
     """Whether a target runs the owner's loop as it is."""
-    if machine is None:
+    if owner.is_run or machine is None:
         return owner.is_run
-    if machine.torch_device is not None and not owner.package and owner.framework != "jax":
-        return True
-    return owner.is_run or (owner.package != "" and owner.package == machine.package)
+    if owner.package:
+        return owner.package == machine.package
+    return machine.torch_device is not None and owner.framework != "jax"
 
 
 def has_style(owner: Owner, owners: Iterable[Owner]) -> bool:

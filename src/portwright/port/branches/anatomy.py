@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from portwright.port.branches.graph_slice import simple_statements, stored
-from portwright.port.branches.refusal import Refusal
+from portwright.port.branches.text import Refusal
 from portwright.port.rule import File
-from portwright.port.tree import FUNCTIONS, ClassInfo
+from portwright.port.tree import FUNCTIONS, ClassInfo, MethodCall, is_method_call
 
 Origin = Literal["local", "parameter", "global", "attribute"]
 _MODEL_NAMES = ("model", "net", "network", "module", "nn", "classifier", "_model", "_net", "_network")
@@ -22,7 +22,7 @@ class Anatomy:
     file: File
     function: ast.FunctionDef | None  # None: the script's own level
     region: ast.AST  # what is done for one batch: a loop, or the function
-    backward: list[ast.Call]
+    backward: list[MethodCall]
     loss: str
     optimizer: str
     model: str
@@ -80,18 +80,11 @@ def find_anatomy(file: File) -> Anatomy | None:
     return found
 
 
-def _loss_name(file: File, backward: list[ast.Call]) -> str:
+def _loss_name(file: File, backward: list[MethodCall]) -> str:
     names = set()
     for call in backward:
-        assert isinstance(call.func, ast.Attribute)
-        receiver: ast.expr = call.func.value
-        scaled = (
-            isinstance(receiver, ast.Call)
-            and isinstance(receiver.func, ast.Attribute)
-            and receiver.func.attr == "scale"
-            and len(receiver.args) == 1
-        )
-        if scaled and isinstance(receiver, ast.Call):
+        receiver = call.func.value
+        if is_method_call(receiver, "scale") and len(receiver.args) == 1:
             receiver = receiver.args[0]
         if not isinstance(receiver, ast.Name) or call.args:
             raise Refusal(
@@ -114,7 +107,6 @@ def _optimizer(file: File, function: ast.AST | None, at: ast.Call) -> str:
     for call in file.methods("step"):
         if file.tree.function_of(call) is not function:
             continue
-        assert isinstance(call.func, ast.Attribute)
         candidates: list[ast.expr] = [call.func.value, *call.args[:1]]
         for node in candidates:
             text = file.segment(node)
@@ -278,7 +270,6 @@ def _look_for_accumulation(found: Anatomy) -> None:
     """A step of several backward passes: the executor updates at each call."""
     file = found.file
     for call in file.methods("step"):
-        assert isinstance(call.func, ast.Attribute)
         texts = [file.segment(call.func.value), *(file.segment(a) for a in call.args[:1])]
         if found.optimizer not in texts or file.tree.function_of(call) is not found.function:
             continue

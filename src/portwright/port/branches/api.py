@@ -14,9 +14,9 @@ from portwright.port.apply import Port, not_ported, write_copy, write_in_place
 from portwright.port.branches.branch import add_branch
 from portwright.port.branches.dialect import Dialect, find_dialects
 from portwright.port.branches.hydra_main import handle_version
-from portwright.port.branches.refusal import Refusal
 from portwright.port.branches.seen import SeenFile
 from portwright.port.branches.switch import add_member
+from portwright.port.branches.text import Refusal
 from portwright.port.check import Selection, as_seen, check_source, unreadable
 from portwright.port.files import show
 from portwright.port.finding import Edit, Finding

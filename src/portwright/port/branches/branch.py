@@ -11,7 +11,6 @@ from portwright.port.branches.dialect import Dialect, Names, has_import, module_
 from portwright.port.branches.graph_slice import GraphSlice, Setting, loaded
 from portwright.port.branches.home import Home, find_home
 from portwright.port.branches.optimizers import check_optimizer, kind_of, own_classes
-from portwright.port.branches.refusal import Refusal
 from portwright.port.branches.seen import SeenFile
 from portwright.port.branches.split_step import Through, find_through
 from portwright.port.branches.step_edits import (
@@ -22,7 +21,7 @@ from portwright.port.branches.step_edits import (
     refuse_accumulation,
 )
 from portwright.port.branches.switch import Switch, find_switch
-from portwright.port.branches.text import Script, insert_after, insert_before, rendered, unit_of
+from portwright.port.branches.text import Refusal, Script, insert_after, insert_before, rendered, unit_of
 from portwright.port.branches.uses import Uses, add_parameter
 from portwright.port.finding import Edit
 from portwright.port.patch import _insert_imports

@@ -7,8 +7,7 @@ import builtins
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from portwright.port.branches.refusal import Refusal
-from portwright.port.branches.text import indent_of, is_simple
+from portwright.port.branches.text import Refusal, indent_of, is_simple
 from portwright.port.rule import File
 
 _NUMBER_CALLS = frozenset({"size", "dim", "numel", "nelement", "ndimension"})

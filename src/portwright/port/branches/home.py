@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from portwright.port.branches.anatomy import Anatomy, argument_of, bound_in
 from portwright.port.branches.graph_slice import GraphSlice, loaded
-from portwright.port.branches.refusal import Refusal
+from portwright.port.branches.text import Refusal
 from portwright.port.rule import File
 from portwright.port.tree import ClassInfo
 

@@ -7,10 +7,10 @@ import ast
 from portwright.port.branches.anatomy import Anatomy
 from portwright.port.branches.dialect import Dialect
 from portwright.port.branches.home import Home
-from portwright.port.branches.refusal import Refusal
 from portwright.port.branches.step_edits import indent_of_compound
 from portwright.port.branches.switch import Switch
 from portwright.port.branches.text import (
+    Refusal,
     Script,
     indent_of,
     indented,

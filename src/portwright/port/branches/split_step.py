@@ -18,9 +18,9 @@ from portwright.port.branches.graph_slice import (
     simple_statements,
     stored,
 )
-from portwright.port.branches.refusal import Refusal
 from portwright.port.branches.step_edits import call_executor, find_anchors, guard, indent_of_compound
 from portwright.port.branches.text import (
+    Refusal,
     Script,
     indent_of,
     indented,

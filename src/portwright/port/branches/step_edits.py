@@ -15,8 +15,8 @@ from portwright.port.branches.graph_slice import (
     simple_statements,
     stored,
 )
-from portwright.port.branches.refusal import Refusal
 from portwright.port.branches.text import (
+    Refusal,
     Script,
     indent_of,
     indented,

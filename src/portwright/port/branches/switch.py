@@ -7,9 +7,8 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from portwright.port.branches.refusal import Refusal
 from portwright.port.branches.seen import PLAIN_MEMBERS, DeviceChoice, SeenFile
-from portwright.port.branches.text import Script, indent_of, insert_after, insert_before
+from portwright.port.branches.text import Refusal, Script, indent_of, insert_after, insert_before
 from portwright.port.finding import Edit
 from portwright.port.rule import File
 

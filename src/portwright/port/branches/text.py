@@ -5,11 +5,20 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 
-from portwright.port.branches.refusal import Refusal
 from portwright.port.finding import Edit
 from portwright.port.rule import File
 
 _SIMPLE = (ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Expr)
+
+
+class Refusal(Exception):
+    """A structure that the branch's author has to look at; nothing is changed in its file."""
+
+    def __init__(self, node: ast.AST, message: str, cure: str) -> None:
+        super().__init__(message)
+        self.node = node
+        self.message = message
+        self.cure = cure
 
 
 def is_simple(statement: ast.stmt) -> bool:

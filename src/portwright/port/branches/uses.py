@@ -12,9 +12,8 @@ from portwright.port.branches.anatomy import Anatomy
 from portwright.port.branches.dialect import Dialect, Names
 from portwright.port.branches.graph_slice import GraphSlice
 from portwright.port.branches.home import Home
-from portwright.port.branches.refusal import Refusal
 from portwright.port.branches.step_edits import indent_of_compound
-from portwright.port.branches.text import Script, insert_after, insert_before
+from portwright.port.branches.text import Refusal, Script, insert_after, insert_before
 from portwright.port.finding import Edit
 from portwright.port.rewrite import set_keyword
 from portwright.port.rule import File

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from portwright.port.keras_layout.script import RefusalError, Script, Statement, calls_of
+from portwright.port.tree import MethodCall
 
 _COMPILE = (
     "optimizer",
@@ -44,9 +45,7 @@ class Anatomy:
 
 def read_anatomy(script: Script) -> Anatomy:
     """Raises RefusalError where the script does not train one compiled model with one fit()."""
-    fits = [
-        (i, c) for i, s in enumerate(script.flow) for c in calls_of(s, "fit", "fit_generator") if _is_model(c)
-    ]
+    fits = [(i, c) for i, s in enumerate(script.flow) for c in calls_of(s, "fit", "fit_generator")]
     fits = [(i, c) for i, c in fits if not _is_of_data(c)]
     if not fits:
         inside = next((s for s in script.definitions.values() if any(calls_of(s, "fit"))), None)
@@ -70,7 +69,6 @@ def read_anatomy(script: Script) -> Anatomy:
         )
     fit_at, fit = fits[0]
     _refuse_nested(script.flow[fit_at], fit)
-    assert isinstance(fit.func, ast.Attribute)
     if not isinstance(fit.func.value, ast.Name):
         raise RefusalError(
             fit, f"the model is '{ast.unparse(fit.func.value)}'", "Give the model a name of its own."
@@ -81,7 +79,7 @@ def read_anatomy(script: Script) -> Anatomy:
         (i, c)
         for i, s in enumerate(script.flow[: fit_at + 1])
         for c in calls_of(s, "compile")
-        if isinstance(c.func, ast.Attribute) and ast.unparse(c.func.value) in names
+        if ast.unparse(c.func.value) in names
     ]
     if not compiles:
         raise RefusalError(
@@ -90,7 +88,6 @@ def read_anatomy(script: Script) -> Anatomy:
             "Call compile() in the script's own flow.",
         )
     compile_at, call = compiles[-1]
-    assert isinstance(call.func, ast.Attribute)
     compiled = ast.unparse(call.func.value)
     _refuse_nested(script.flow[compile_at], call)
     _refuse_own_steps(script)
@@ -114,13 +111,8 @@ def _aliases(script: Script, model: str, until: int) -> set[str]:
     return names
 
 
-def _is_model(call: ast.Call) -> bool:
-    return isinstance(call.func, ast.Attribute)
-
-
-def _is_of_data(call: ast.Call) -> bool:
+def _is_of_data(call: MethodCall) -> bool:
     """scaler.fit(x), tokenizer.fit(...): nothing that a compiled model has."""
-    assert isinstance(call.func, ast.Attribute)
     name = ast.unparse(call.func.value).lower()
     given = {k.arg for k in call.keywords}
     if given & {

@@ -300,7 +300,6 @@ def _left_out(plan: Plan, position: int, statement: Statement) -> list[tuple[ast
     calls = list(calls_of(statement, *_ASKS))
     lost: list[tuple[ast.AST, str, str]] = []
     for call in calls:
-        assert isinstance(call.func, ast.Attribute)
         arguments = known.get(id(call), {})
         if call.func.attr == "predict" and call.args and feed is not None:
             arguments = (

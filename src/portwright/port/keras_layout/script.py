@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from portwright.port.source import Source
-from portwright.port.tree import FUNCTIONS, dotted_chain
+from portwright.port.tree import FUNCTIONS, MethodCall, dotted_chain, is_method_call, last_name
 
 
 class RefusalError(Exception):
@@ -71,7 +71,7 @@ class Script:
         if found is None or not isinstance(found.node, ast.FunctionDef):
             return None
         function = found.node
-        if not any(_is_method(part, "fit", "compile") for part in ast.walk(function)):
+        if not any(is_method_call(part, "fit", "compile") for part in ast.walk(function)):
             return None
         body = _without_docstring(function.body)
         if any(isinstance(part, ast.Return) for statement in body[:-1] for part in ast.walk(statement)):
@@ -144,19 +144,11 @@ def is_seed(statement: Statement, wanted: set[str] | None = None) -> bool:
     call = statement.node.value if isinstance(statement.node, ast.Expr) else None
     if not isinstance(call, ast.Call):
         return False
-    last = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    return last in _SEEDS and (wanted is None or bool(wanted & _DRAWS))
+    return last_name(call.func) in _SEEDS and (wanted is None or bool(wanted & _DRAWS))
 
 
-def calls_of(statement: Statement, *methods: str) -> Iterator[ast.Call]:
-    for node in ast.walk(statement.node):
-        if _is_method(node, *methods):
-            assert isinstance(node, ast.Call)
-            yield node
-
-
-def _is_method(node: ast.AST, *names: str) -> bool:
-    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in names
+def calls_of(statement: Statement, *methods: str) -> Iterator[MethodCall]:
+    yield from (node for node in ast.walk(statement.node) if is_method_call(node, *methods))
 
 
 def _is_main(test: ast.expr) -> bool:
@@ -167,7 +159,7 @@ def _is_main(test: ast.expr) -> bool:
 
 def _is_scope(node: ast.With) -> bool:
     """`with strategy.scope():`, which a run on one device has no need of."""
-    return all(_is_method(item.context_expr, "scope") for item in node.items)
+    return all(is_method_call(item.context_expr, "scope") for item in node.items)
 
 
 def _without_docstring(body: list[ast.stmt]) -> list[ast.stmt]:

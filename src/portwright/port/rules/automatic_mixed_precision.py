@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
 from portwright.port.rewrite import has_star, is_constant, keyword, set_keyword
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class AutomaticMixedPrecision(Rule):
@@ -33,7 +30,7 @@ class AutomaticMixedPrecision(Rule):
     words = ("autocast", "GradScaler")
     cure = "Turn it off and use the target's own precision option."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.calls("torch.autocast", "torch.amp.GradScaler"):
             given = keyword(call, "enabled")
             if has_star(call) or (given is not None and is_constant(given.value, False)):

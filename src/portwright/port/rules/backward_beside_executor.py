@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from portwright.port.executors import is_guarded
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 def _is_optimizer(file: File, node: ast.expr) -> bool:
@@ -50,7 +48,7 @@ class BackwardBesideExecutor(Rule):
     words = ("poptorch",)
     cure = "Leave out backward(), step() and zero_grad(): calling the executor does them."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         if not file.calls("poptorch.trainingModel"):
             return
         for call in file.flow.backward_calls:
@@ -59,8 +57,7 @@ class BackwardBesideExecutor(Rule):
         for region in file.flow.step_regions:
             for call in [*file.methods("step"), *file.methods("zero_grad")]:
                 if (
-                    isinstance(call.func, ast.Attribute)
-                    and file.tree.is_within(call, region)
+                    file.tree.is_within(call, region)
                     and not is_guarded(file, call)
                     and _is_optimizer(file, call.func.value)
                 ):

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class BatchNorm(Rule):
@@ -37,7 +34,7 @@ class BatchNorm(Rule):
     words = ("BatchNorm",)
     cure = "Keep the whole batch on each replica, or synchronise the statistics, and compare the running averages' momentum with the target's."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         calls = file.calls(*(f"torch.nn.BatchNorm{d}d" for d in (1, 2, 3)))
         if calls:
             first = min(calls, key=lambda c: (c.lineno, c.col_offset))

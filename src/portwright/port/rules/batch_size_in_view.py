@@ -1,10 +1,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 _NAMES = ("batch_size", "batchsize", "bsz", "bs", "nbatch", "batch_sz")
 
@@ -51,15 +49,11 @@ class BatchSizeInView(Rule):
     words = ("view(", "reshape(")
     cure = "Take the batch dimension from the tensor, x.size(0), and keep the other dimensions fixed."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.methods("view", "reshape"):
             if not call.args or not file.flow.in_forward(call):
                 continue
-            first = (
-                call.args[0].elts[0]
-                if isinstance(call.args[0], (ast.Tuple, ast.List)) and call.args[0].elts
-                else call.args[0]
-            )
+            first = next(iter(getattr(call.args[0], "elts", ())), call.args[0])
             if _is_batch_size(file, first):
                 yield self.report(
                     file, call, f"the batch size '{file.segment(first)}' is written into this shape"

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class BatchesOfVaryingShape(Rule):
@@ -37,7 +34,7 @@ class BatchesOfVaryingShape(Rule):
     words = ("collate_fn", "pad_sequence", "BucketIterator", "pack_padded_sequence")
     cure = "Pad every sample to one fixed length, or to a few lengths, each with its own loader, and pass a mask."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.calls(
             "torch.nn.utils.rnn.pad_sequence",
             "torch.nn.utils.rnn.pack_padded_sequence",

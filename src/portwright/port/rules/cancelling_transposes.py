@@ -1,29 +1,21 @@
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.rewrite import const, text_of, writes_in_place
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
+from portwright.port.tree import MethodCall, is_method_call
 
 _STOPS_GRADIENTS = re.compile(rb"no_grad|inference_mode|set_grad_enabled|enable_grad")
 
 
-def _order(call: ast.Call) -> tuple[str, list[int]] | None:
+def _order(call: MethodCall) -> tuple[str, list[int]] | None:
     """The method that changes the layout, and its literal dimensions."""
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
-    if name not in ("transpose", "permute") or call.keywords:
+    if call.func.attr not in ("transpose", "permute") or call.keywords:
         return None
-    listed = (
-        call.args[0].elts
-        if len(call.args) == 1 and isinstance(call.args[0], (ast.Tuple, ast.List))
-        else call.args
-    )
-    values = [const(argument) for argument in listed]
-    numbers = [v for v in values if isinstance(v, int)]
-    return (name, numbers) if numbers and len(numbers) == len(values) else None
+    listed = getattr(call.args[0], "elts", call.args) if len(call.args) == 1 else call.args
+    numbers = [number for number in map(const, listed) if isinstance(number, int)]
+    return (call.func.attr, numbers) if numbers and len(numbers) == len(listed) else None
 
 
 def _cancel(first: tuple[str, list[int]], second: tuple[str, list[int]]) -> bool:
@@ -70,10 +62,10 @@ class CancellingTransposes(Rule):
     words = ("transpose(", "permute(", ".t(")
     cure = "Leave both out."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for outer in file.methods("transpose", "permute"):
-            inner = outer.func.value if isinstance(outer.func, ast.Attribute) else None
-            if not isinstance(inner, ast.Call) or not isinstance(inner.func, ast.Attribute):
+            inner = outer.func.value
+            if not is_method_call(inner):
                 continue
             first, second = _order(inner), _order(outer)
             if first is None or second is None or not _cancel(first, second):

@@ -1,24 +1,21 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
+from portwright.port.tree import is_method_call, last_name
 
 
 def _is_returned_by_model(file: File, node: ast.Assign, target: str) -> bool:
     """Whether the step also assigns the target from a call: `out, hidden = model(x, hidden)`."""
     region = file.flow.region_of(node)
-    for other in ast.walk(region) if region is not None else ():
-        if (
-            isinstance(other, ast.Assign)
-            and isinstance(other.value, ast.Call)
-            and isinstance(other.targets[0], ast.Tuple)
-            and any(file.segment(element) == target for element in other.targets[0].elts)
-        ):
-            return True
-    return False
+    return region is not None and any(
+        isinstance(other, ast.Assign)
+        and isinstance(other.value, ast.Call)
+        and isinstance(other.targets[0], ast.Tuple)
+        and any(file.segment(element) == target for element in other.targets[0].elts)
+        for other in ast.walk(region)
+    )
 
 
 class CarriedHiddenState(Rule):
@@ -57,7 +54,7 @@ class CarriedHiddenState(Rule):
     words = ("hidden", "state", "repackage")
     cure = "Pass the state into the step and return it from there, or keep it in a buffer of the model."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for node in file.tree.all(ast.Assign):
             if len(node.targets) != 1 or not isinstance(node.targets[0], (ast.Name, ast.Attribute)):
                 continue
@@ -69,9 +66,9 @@ class CarriedHiddenState(Rule):
                 or not file.flow.in_training_step(node)
             ):
                 continue
-            name = getattr(value.func, "id", getattr(value.func, "attr", ""))
-            itself = isinstance(value.func, ast.Attribute) and file.segment(value.func.value) == target
-            detached = (name == "detach" and itself) or (
+            name = last_name(value.func)
+            itself = is_method_call(value, "detach") and file.segment(value.func.value) == target
+            detached = itself or (
                 name == "tuple" and "detach" in file.segment(value) and target in file.segment(value)
             )
             repackaged = "repackage" in name and any(file.segment(a) == target for a in value.args)

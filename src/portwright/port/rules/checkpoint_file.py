@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
 from portwright.port.places import device_safety
 from portwright.port.rewrite import has_star, keyword, set_keyword
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class CheckpointFile(Rule):
@@ -37,7 +34,7 @@ class CheckpointFile(Rule):
     words = ("torch.load", "torch.save", "load(", "save(")
     cure = 'Load with map_location="cpu"; fetch the weights from the device before saving.'
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         safety = device_safety(file)
         for call in file.calls("torch.load"):
             if has_star(call) or len(call.args) > 1 or keyword(call, "map_location") is not None:

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
-from portwright.port.tensorflow_names import tensorflow_of
+from portwright.port.rule import File, Findings
+from portwright.port.tensorflow_names import TensorFlowRule, tensorflow_of
 
 _LIBRARIES = ("tensorflow_addons.text.crf", "tensorflow_addons.text", "tf2crf", "keras_contrib.layers")
 
 
-class ConditionalRandomField(Rule):
+class ConditionalRandomField(TensorFlowRule):
     """Finds conditional random fields.
 
     ## Why
@@ -42,13 +40,11 @@ class ConditionalRandomField(Rule):
     needs = ("work_on_device",)
     words = ("crf", "CRF")
     cure = "Train the tagger with a cross-entropy per token, and decode with the transitions on the host after predict()."
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
-        found = [(call, f"tf.{name}") for call, name in tensorflow_of(file).calls("contrib.crf.")]
+    def find(self, file: File) -> Findings:
+        for call, name in tensorflow_of(file).calls("contrib.crf."):
+            yield self.report(file, call, f"tf.{name} has no kernel on an accelerator")
         for call in file.tree.all(ast.Call):
             dotted = file.resolve(call.func) or ""
             if dotted.startswith(_LIBRARIES) and "crf" in dotted.lower():
-                found.append((call, dotted))
-        for call, name in found:
-            yield self.report(file, call, f"{name} has no kernel on an accelerator")
+                yield self.report(file, call, f"{dotted} has no kernel on an accelerator")

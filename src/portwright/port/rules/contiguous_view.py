@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
-
-from portwright.port.finding import Edit, Finding
+from portwright.port.finding import Edit
 from portwright.port.rewrite import writes_in_place
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
+from portwright.port.tree import is_method_call
 
 
 class ContiguousView(Rule):
@@ -41,14 +39,10 @@ class ContiguousView(Rule):
     words = ("contiguous",)
     cure = "Use reshape, which copies only where it has to."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.methods("view"):
-            inner = call.func.value if isinstance(call.func, ast.Attribute) else None
-            if (
-                not isinstance(inner, ast.Call)
-                or not isinstance(inner.func, ast.Attribute)
-                or inner.func.attr != "contiguous"
-            ):
+            inner = call.func.value
+            if not is_method_call(inner, "contiguous"):
                 continue
             if inner.args or inner.keywords or call.keywords or not call.args or not file.flow.in_step(call):
                 continue

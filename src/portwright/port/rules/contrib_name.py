@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from portwright.port.finding import Edit, Finding, Safety
 from portwright.port.rewrite import remove_statement
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings
 from portwright.port.tensorflow_contrib import advice, home_of
 from portwright.port.tensorflow_names import (
     Reference,
+    TensorFlowRule,
     binds_another,
     is_legacy_keras,
     is_lent,
@@ -27,7 +27,7 @@ _REFUSED = frozenset({
 })  # fmt: skip
 
 
-class ContribName(Rule):
+class ContribName(TensorFlowRule):
     """Finds parts of tf.contrib, and puts what has a home elsewhere there.
 
     ## Why
@@ -64,9 +64,8 @@ class ContribName(Rule):
     safety = "safe"
     words = ("contrib",)
     cure = "Take it from its home of today."
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         names = tensorflow_of(file)
         for reference in names.references:
             first, _, rest = reference.name.partition(".")
@@ -129,11 +128,10 @@ def _is_read(file: File, name: str) -> bool:
 def _rewrite(file: File, reference: Reference, name: str) -> tuple[list[Edit], tuple[str, ...]]:
     spell = tensorflow_of(file).spell
     if name == "layers.xavier_initializer":
-        call = file.tree.parents.get(reference.node)
-        if isinstance(call, ast.Call) and call.func is reference.node and _is_plain_xavier(call):
-            text = spell("compat.v1.glorot_uniform_initializer")
-            if text is not None:
-                return [file.replace(reference.node, text)], ()
+        call = file.tree.parent_call(reference.node)
+        text = spell("compat.v1.glorot_uniform_initializer")
+        if call is not None and _is_plain_xavier(call) and text is not None:
+            return [file.replace(reference.node, text)], ()
     home = home_of(name)
     if home is None:
         return [], ()
@@ -154,12 +152,8 @@ def _rewrite(file: File, reference: Reference, name: str) -> tuple[list[Edit], t
 
 
 def _is_refused(file: File, reference: Reference) -> bool:
-    call = file.tree.parents.get(reference.node)
-    return (
-        isinstance(call, ast.Call)
-        and call.func is reference.node
-        and any(k.arg in _REFUSED for k in call.keywords)
-    )
+    call = file.tree.parent_call(reference.node)
+    return call is not None and any(k.arg in _REFUSED for k in call.keywords)
 
 
 def _is_plain_xavier(call: ast.Call) -> bool:

@@ -1,17 +1,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.rewrite import argument, unwrap
-from portwright.port.rule import File, Rule
-from portwright.port.tensorflow_names import tensorflow_of
+from portwright.port.rule import File, Findings
+from portwright.port.tensorflow_names import TensorFlowRule, tensorflow_of
 
 _NAMES = ("contrib.tpu.CrossShardOptimizer", "tpu.CrossShardOptimizer", "estimator.tpu.CrossShardOptimizer")
 
 
-class CrossShardOptimizer(Rule):
+class CrossShardOptimizer(TensorFlowRule):
     """Takes CrossShardOptimizer away from the optimizer that it wraps.
 
     ## Why
@@ -49,9 +47,8 @@ class CrossShardOptimizer(Rule):
     safety = "safe"
     words = ("CrossShardOptimizer",)
     cure = "Use the optimizer itself."
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         names = tensorflow_of(file)
         calls = {call.func: call for call, _ in names.calls(*_NAMES)}
         for reference in names.named(*_NAMES):

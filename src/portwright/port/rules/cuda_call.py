@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from portwright.port.devices import host_side, is_device_choice
 from portwright.port.finding import Edit, Finding, Safety
 from portwright.port.places import device_safety
 from portwright.port.rewrite import remove_statement
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.switches import IDLE, behind, is_pure
 
 _QUESTIONS = ("is_available", "is_built", "is_bf16_supported", "device_count")
@@ -28,8 +27,7 @@ def _only_moves(file: File, call: ast.Call) -> bool:
     """Whether what current_accelerator() returns is used as a device, and never compared with None."""
     statement = file.tree.statement_of(call)
     if not isinstance(statement, ast.Assign) or statement.value is not call:
-        parent = file.tree.parents.get(call)
-        return isinstance(parent, (ast.Call, ast.keyword))
+        return isinstance(file.tree.parents.get(call), (ast.Call, ast.keyword))
     target = statement.targets[0]
     uses: list[ast.expr] = [
         *(n for n in file.tree.all(ast.Name) if isinstance(target, ast.Name) and n.id == target.id),
@@ -83,7 +81,7 @@ class CudaCall(Rule):
     words = ("torch.cuda", "torch.accelerator", "cuda.", "mps", "xpu")
     cure = "Ask the target's own software instead, or leave it out."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.calls(
             "torch.cuda.", "torch.accelerator.", "torch.backends.mps.", "torch.mps.", "torch.xpu."
         ):
@@ -95,7 +93,7 @@ class CudaCall(Rule):
             parent = file.tree.parents.get(call)
             edits: list[Edit] = []
             safety: Safety = "safe"
-            if last in IDLE and isinstance(statement, ast.Expr) and statement.value is call:
+            if last in IDLE and statement is not None and file.tree.stands_alone(call):
                 if all(is_pure(file, a) for a in (*call.args, *(k.value for k in call.keywords))):
                     edits = remove_statement(file, statement)
             elif last in _QUESTIONS and not call.args and not call.keywords:

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.places import device_safety, named_devices, tensor_at_hand
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class CudaLiteral(Rule):
@@ -40,7 +38,7 @@ class CudaLiteral(Rule):
     words = ("cuda", "accelerator", "mps", "xpu")
     cure = "Name the host's device, 'cpu'; the target owns the other."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for node, message, host in named_devices(file):
             device: str | None = host
             parent = file.tree.parents[node]

@@ -1,11 +1,7 @@
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
 from portwright.port.places import device_safety, settle_move
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class CudaMethod(Rule):
@@ -40,14 +36,9 @@ class CudaMethod(Rule):
     words = (".cuda(",)
     cure = "Leave placement to the target."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         safety = device_safety(file)
         for call in file.methods("cuda"):
-            if (
-                not isinstance(call.func, ast.Attribute)
-                or len(call.args) > 1
-                or file.flow.kind(call.func.value) == "executor"
-            ):
-                continue
-            edits = settle_move(file, call) or []
-            yield self.report(file, call, ".cuda() needs a CUDA device", edits, safety=safety)
+            if len(call.args) < 2 and file.flow.kind(call.func.value) != "executor":
+                edits = settle_move(file, call) or []
+                yield self.report(file, call, ".cuda() needs a CUDA device", edits, safety=safety)

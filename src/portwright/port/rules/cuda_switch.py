@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.rewrite import remove_statement
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.switches import is_pure
 
 
@@ -39,7 +37,7 @@ class CudaSwitch(Rule):
     words = ("cudnn", "allow_tf32", "matmul_precision", "backends.cuda")
     cure = "Leave it out."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for statement in file.tree.all(ast.Assign):
             target = statement.targets[0]
             name = file.resolve(target) or ""
@@ -60,8 +58,9 @@ class CudaSwitch(Rule):
             "torch.set_float32_matmul_precision", "torch.backends.cuda.", "torch.backends.cudnn."
         ):
             found = file.tree.statement_of(call)
-            is_alone = isinstance(found, ast.Expr) and found.value is call
-            pure = is_alone and all(is_pure(file, part) for part in (*call.args, *call.keywords))
+            pure = file.tree.stands_alone(call) and all(
+                is_pure(file, part) for part in (*call.args, *call.keywords)
+            )
             yield self.report(
                 file,
                 call,

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
 from portwright.port.rewrite import is_constant, keyword
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class CustomGradient(Rule):
@@ -41,7 +38,7 @@ class CustomGradient(Rule):
     words = ("autograd", "create_graph")
     cure = "Write the function in differentiable operations."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for info in file.tree.classes.values():
             if "torch.autograd.Function" in file.names.bases_of(info.node):
                 yield self.report(file, info.node, f"the gradient of '{info.node.name}' is written in Python")

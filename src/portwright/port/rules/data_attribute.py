@@ -1,33 +1,20 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Edit, Finding
+from portwright.port.finding import Edit
 from portwright.port.rewrite import writes_in_place
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
+from portwright.port.tree import last_name, words
 
-_TENSOR_NAMES = (
-    "loss",
-    "output",
-    "out",
-    "logits",
-    "pred",
-    "grad",
-    "weight",
-    "bias",
-    "param",
-    "p",
-    "hidden",
-    "v",
-)
+_TENSOR_NAMES = words("loss output out logits pred grad weight bias param p hidden v")
 
 
 def _is_of_tensor(file: File, node: ast.Attribute) -> bool:
     kind = file.flow.kind(node.value)
     if kind is not None:
         return kind == "tensor"
-    last = node.value.attr if isinstance(node.value, ast.Attribute) else getattr(node.value, "id", "")
+    last = last_name(node.value)
     return last in _TENSOR_NAMES or last.endswith(("_loss", "_grad", ".grad"))
 
 
@@ -49,10 +36,7 @@ def _is_surely_tensor(file: File, node: ast.Attribute) -> bool:
     return (
         file.flow.kind(owner) == "tensor"
         or (isinstance(owner, ast.Attribute) and owner.attr == "grad")
-        or any(
-            isinstance(call.func, ast.Attribute) and ast.dump(call.func.value) == ast.dump(owner)
-            for call in file.flow.backward_calls
-        )
+        or any(ast.dump(call.func.value) == ast.dump(owner) for call in file.flow.backward_calls)
     )
 
 
@@ -102,7 +86,7 @@ class DataAttribute(Rule):
     words = (".data",)
     cure = "Read with .detach(); let an optimizer, or code under torch.no_grad(), do the writing."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for node in file.attributes("data"):
             if not file.flow.in_step(node) or not _is_of_tensor(file, node):
                 continue

@@ -1,34 +1,33 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
+from portwright.port.tree import is_method_call
 
 _REDUCTIONS = ("any", "all", "sum", "max", "min", "mean", "isnan", "isinf", "equal", "allclose", "norm")
 
 
 def _reads_values(file: File, test: ast.expr) -> ast.expr | None:
     """The part of a condition that reads a tensor's values, not only its shape or type, or whether it is None."""
-    if isinstance(test, ast.BoolOp):
-        return next((v for v in (_reads_values(file, value) for value in test.values) if v is not None), None)
-    if isinstance(test, ast.UnaryOp):
-        return _reads_values(file, test.operand)
-    if isinstance(test, ast.Compare):
-        if all(isinstance(op, (ast.Is, ast.IsNot, ast.In, ast.NotIn)) for op in test.ops):
-            return None
-        return test if any(_is_computed(file, side) for side in (test.left, *test.comparators)) else None
+    match test:
+        case ast.BoolOp():
+            return next(filter(None, (_reads_values(file, value) for value in test.values)), None)
+        case ast.UnaryOp():
+            return _reads_values(file, test.operand)
+        case ast.Compare():
+            if all(isinstance(op, (ast.Is, ast.IsNot, ast.In, ast.NotIn)) for op in test.ops):
+                return None
+            return test if any(_is_computed(file, side) for side in (test.left, *test.comparators)) else None
     return test if _is_computed(file, test) else None
 
 
 def _is_computed(file: File, node: ast.expr) -> bool:
     """Whether a node is a computed tensor; a plain argument of forward() may be a flag."""
-    if isinstance(node, ast.Call):
-        if file.resolve(node.func) in ("torch.equal", "torch.allclose"):
-            return True
-        if isinstance(node.func, ast.Attribute) and node.func.attr in _REDUCTIONS:
-            return file.flow.is_tensor(node.func.value) or file.flow.is_tensor(node)
+    if isinstance(node, ast.Call) and file.resolve(node.func) in ("torch.equal", "torch.allclose"):
+        return True
+    if is_method_call(node, *_REDUCTIONS):
+        return file.flow.is_tensor(node.func.value) or file.flow.is_tensor(node)
     if isinstance(node, ast.BinOp):
         return _is_computed(file, node.left) or _is_computed(file, node.right)
     if isinstance(node, ast.Subscript):
@@ -67,15 +66,9 @@ class DataDependentBranch(Rule):
     words = ("if ", "while ", "assert ")
     cure = "Compute both sides and choose with torch.where, or fold the condition into a setting."
 
-    def find(self, file: File) -> Iterator[Finding]:
-        branches: list[ast.If | ast.While | ast.IfExp | ast.Assert] = [
-            *file.tree.all(ast.If),
-            *file.tree.all(ast.While),
-            *file.tree.all(ast.IfExp),
-            *file.tree.all(ast.Assert),
-        ]
-        tests = [node.test for node in branches]
-        for test in tests:
+    def find(self, file: File) -> Findings:
+        branches = [*file.tree.all(ast.If, ast.While), *file.tree.all(ast.IfExp, ast.Assert)]
+        for test in (node.test for node in branches):
             value = _reads_values(file, test)
             if value is not None and file.flow.in_forward(test):
                 yield self.report(

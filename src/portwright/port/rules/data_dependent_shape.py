@@ -1,11 +1,27 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.masks import is_mask, is_masked_reduction
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
+from portwright.port.rules.masked_reduction import is_masked_reduction
+from portwright.port.tree import is_method_call, last_name, words
+
+_MASK_METHODS = words("bool eq ne lt le gt ge isnan isinf logical_not logical_and logical_or")
+
+
+def _is_mask(file: File, index: ast.expr) -> bool:
+    """Whether an index is known to be a tensor of bools."""
+    if isinstance(index, ast.UnaryOp) and isinstance(index.op, ast.Invert):
+        return True
+    if isinstance(index, ast.Compare) and not any(
+        isinstance(op, (ast.Is, ast.IsNot, ast.In, ast.NotIn)) for op in index.ops
+    ):
+        return file.flow.is_tensor(index)
+    if is_method_call(index):
+        return index.func.attr in _MASK_METHODS and file.flow.is_tensor(index)
+    bindings = file.tree.bindings(index)
+    values = [b.value for b in bindings if b.kind == "assign" and b.value is not None]
+    return bool(values) and all(not isinstance(v, ast.Name) and _is_mask(file, v) for v in values)
 
 
 class DataDependentShape(Rule):
@@ -38,33 +54,22 @@ class DataDependentShape(Rule):
     words = ("nonzero", "masked_select", "unique", "argwhere", "[", "where(")
     cure = "Keep the shape: torch.where, a product with the mask, or ignore_index in the loss."
 
-    def find(self, file: File) -> Iterator[Finding]:
-        for call in [
-            *file.calls(
-                "torch.nonzero",
-                "torch.masked_select",
-                "torch.unique",
-                "torch.unique_consecutive",
-                "torch.argwhere",
-            ),
-            *file.methods("nonzero", "masked_select", "unique", "unique_consecutive", "argwhere"),
-        ]:
-            if file.flow.in_step(call) and not is_masked_reduction(file, call):
-                if isinstance(call.func, ast.Attribute) and file.flow.kind(call.func.value) in (
-                    "number",
-                    "text",
-                    "module",
-                ):
-                    continue
-                name = getattr(call.func, "attr", getattr(call.func, "id", ""))
-                yield self.report(file, call, f"the shape of {name}() depends on values")
+    def find(self, file: File) -> Findings:
+        for call in file.operations("nonzero", "masked_select", "unique", "unique_consecutive", "argwhere"):
+            receiver = file.flow.kind(call.func.value) if isinstance(call.func, ast.Attribute) else None
+            if (
+                file.flow.in_step(call)
+                and not is_masked_reduction(file, call)
+                and receiver not in ("number", "text", "module")
+            ):
+                yield self.report(file, call, f"the shape of {last_name(call.func)}() depends on values")
         for call in file.calls("torch.where"):
             if len(call.args) == 1 and not call.keywords and file.flow.in_step(call):
                 yield self.report(
                     file, call, "the shape of torch.where() with one argument depends on values"
                 )
         for node in file.tree.all(ast.Subscript):
-            if isinstance(node.ctx, ast.Load) and is_mask(file, node.slice) and file.flow.in_step(node):
+            if isinstance(node.ctx, ast.Load) and _is_mask(file, node.slice) and file.flow.in_step(node):
                 yield self.report(
                     file,
                     node,

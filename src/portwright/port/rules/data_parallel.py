@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
 from portwright.port.rewrite import unwrap
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class DataParallel(Rule):
@@ -34,7 +31,7 @@ class DataParallel(Rule):
     words = ("DataParallel", "distributed", "DDP", "fsdp", "FullyShard")
     cure = "Leave it out and let the target replicate the step; keep the global batch."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.calls("torch.nn.parallel.DataParallel", "torch.nn.parallel.DistributedDataParallel"):
             peels = bool(file.attributes("module"))
             edits = unwrap(file, call, call.args[0]) if call.args and not peels else []

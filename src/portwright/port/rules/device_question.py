@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
-from portwright.port.host_reads import short
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.switches import behind, device_questions, split
 
 
@@ -41,14 +37,14 @@ class DeviceQuestion(Rule):
     words = ("cuda", "cpu", "mps", "xpu")
     cure = "Write down the settings that are to hold on the target, without the question."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for question in file.once(device_questions):
             condition = split(file, question)
             answer = condition or (None if question.answer is None else str(question.answer))
             yield self.report(
                 file,
                 question.node,
-                f"{short(file, question.node)} decides more than the device: {behind(file, question.node).describe(file)}",
+                f"{file.short(question.node)} decides more than the device: {behind(file, question.node).describe(file)}",
                 [file.replace(question.node, answer)] if answer else [],
                 safety="safe" if condition else "unsafe",
             )

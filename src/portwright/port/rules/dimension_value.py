@@ -1,17 +1,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Edit, Finding
-from portwright.port.rule import File, Rule
-from portwright.port.tensorflow_names import tensorflow_of
+from portwright.port.finding import Edit
+from portwright.port.rule import File, Findings
+from portwright.port.tensorflow_names import TensorFlowRule, tensorflow_of
 
 _SHAPES = ("shape", "get_shape", "output_shape")
 _KEEPS_OLD = ("disable_v2_behavior", "disable_v2_tensorshape")
 
 
-class DimensionValue(Rule):
+class DimensionValue(TensorFlowRule):
     """Finds `.value` of a dimension: `x.shape[1].value`.
 
     ## Why
@@ -44,9 +43,8 @@ class DimensionValue(Rule):
     safety = "safe"
     words = ("value",)
     cure = "Leave .value out, or write tf.compat.dimension_value(x.shape[1]), which takes the old shapes too."
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         if any(r.name in _KEEPS_OLD for r in tensorflow_of(file).references):
             return
         # A shape that cannot be followed.
@@ -66,16 +64,12 @@ class DimensionValue(Rule):
 
 def _is_shape(file: File, node: ast.expr, depth: int = 0) -> bool:
     """Whether a node is `x.shape`, `x.get_shape()`, or a name that is only assigned those."""
-    if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Attribute) and node.func.attr == "get_shape"
-    if isinstance(node, ast.Attribute):
-        return node.attr in _SHAPES
-    if isinstance(node, ast.Subscript):
-        return isinstance(node.slice, ast.Slice) and _is_shape(file, node.value, depth)
-    if isinstance(node, ast.Name) and depth < 4:
-        found = file.tree.scope_of(node).lookup(node.id)
-        return found is not None and all(
-            b.kind == "assign" and b.value is not None and _is_shape(file, b.value, depth + 1)
-            for b in found[1]
-        )
-    return False
+    match node:
+        case ast.Call(func=ast.Attribute(attr="get_shape")):
+            return True
+        case ast.Attribute():
+            return node.attr in _SHAPES
+        case ast.Subscript(slice=ast.Slice()):
+            return _is_shape(file, node.value, depth)
+    values = file.tree.assigned_values(node) if depth < 4 else []
+    return bool(values) and all(_is_shape(file, value, depth + 1) for value in values)

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
+from portwright.port.tree import is_method_call
 
 
 def _is_in_model(file: File, node: ast.AST) -> bool:
@@ -18,9 +17,8 @@ def _is_for_all(file: File, node: ast.AST) -> bool:
     call = file.tree.parents.get(node)
     if not isinstance(call, ast.Call) or node not in [*call.args, *(k.value for k in call.keywords)]:
         return False
-    is_move = isinstance(call.func, ast.Attribute) and call.func.attr == "to"
     return file.resolve(call.func) == "torch.set_default_dtype" or (
-        is_move and file.flow.kind(call.func.value) == "module"  # type: ignore[attr-defined]
+        is_method_call(call, "to") and file.flow.kind(call.func.value) == "module"
     )
 
 
@@ -54,12 +52,11 @@ class DoublePrecision(Rule):
     words = ("double", "float64", "int8")
     cure = "Use float32, or an int32 where int8 was meant; tables from numpy want .float()."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.methods("double"):
-            assert isinstance(call.func, ast.Attribute)
             if not call.args and (file.flow.in_step(call) or file.flow.kind(call.func.value) == "module"):
                 yield self.report(file, call, "float64 is not there")
-        for name, shown in (("float64", "float64"), ("double", "float64"), ("int8", "int8")):
+        for name in ("float64", "double", "int8"):
             for node in file.uses(f"torch.{name}"):
                 if file.flow.in_step(node) or _is_in_model(file, node) or _is_for_all(file, node):
-                    yield self.report(file, node, f"{shown} is not there")
+                    yield self.report(file, node, f"{name.replace('double', 'float64')} is not there")

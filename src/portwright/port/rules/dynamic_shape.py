@@ -1,16 +1,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Edit, Finding
+from portwright.port.finding import Edit
 from portwright.port.model_functions import functions_of
 from portwright.port.rewrite import argument, const, has_star, text_of
-from portwright.port.rule import File, Rule
-from portwright.port.tensorflow_names import tensorflow_of
+from portwright.port.rule import File, Findings
+from portwright.port.tensorflow_names import TensorFlowRule, tensorflow_of
 
 
-class DynamicShape(Rule):
+class DynamicShape(TensorFlowRule):
     """Finds tf.shape() in model code.
 
     ## Why
@@ -45,9 +44,8 @@ class DynamicShape(Rule):
     safety = "unsafe"
     words = ("shape",)
     cure = "Make the batches of one size (drop_remainder=True), and use x.shape, which has the numbers when the graph is built."
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         functions = functions_of(file)
         for call, _ in tensorflow_of(file).calls("shape"):
             if functions.in_model(call) and (call.args or call.keywords):
@@ -60,17 +58,14 @@ def _rewrite(file: File, call: ast.Call) -> list[Edit]:
     """Edits that replace `tf.shape(x)[i]` by `x.shape[i]`."""
     tensor = argument(call, 0, "input")
     outer = file.tree.parents.get(call)
-    if tensor is None or has_star(call) or len(call.args) + len(call.keywords) > 1:
-        return []
     if (
-        not isinstance(outer, ast.Subscript)
+        not isinstance(tensor, (ast.Name, ast.Attribute, ast.Subscript))
+        or has_star(call)
+        or len(call.args) + len(call.keywords) > 1
+        or not isinstance(outer, ast.Subscript)
         or outer.value is not call
         or not isinstance(const(outer.slice), int)
+        or isinstance(file.tree.parents.get(outer), ast.Attribute)  # the result is used as a tensor
     ):
         return []
-    if not isinstance(tensor, (ast.Name, ast.Attribute, ast.Subscript)):
-        return []
-    user = file.tree.parents.get(outer)
-    if isinstance(user, ast.Attribute):
-        return []  # the result is used as a tensor
     return [file.replace(call, f"{text_of(file, tensor)}.shape")]

@@ -1,25 +1,16 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.rewrite import const, text_of, torch_name
-from portwright.port.rule import File, Rule
+from portwright.port.rewrite import const, has_star, text_of, torch_name
+from portwright.port.rule import File, Findings, Rule
 
 
 def matmul_for(file: File, call: ast.Call) -> str | None:
     """The same product as text with matmul; None if the equation is no plain batched product."""
-    equation = _equation(call.args[0]) if call.args else None
-    if (
-        not isinstance(equation, str)
-        or len(call.args) != 3
-        or call.keywords
-        or any(isinstance(operand, ast.Starred) for operand in call.args)
-    ):
-        return None
-    module = torch_name(file, call)
-    if module is None:
+    equation, module = _equation(call.args[0]) if call.args else None, torch_name(file, call)
+    is_plain = len(call.args) == 3 and not call.keywords and not has_star(call)
+    if not isinstance(equation, str) or module is None or not is_plain:
         return None
     left, _, result = equation.replace(" ", "").partition("->")
     first, _, second = left.partition(",")
@@ -27,10 +18,8 @@ def matmul_for(file: File, call: ast.Call) -> str | None:
         not (len(first) == len(second) == len(result) >= 2)
         or "." in equation
         or any(len(set(t)) != len(t) for t in (first, second, result))
+        or not first[:-2] == second[:-2] == result[:-2]
     ):
-        return None
-    batch = result[:-2]
-    if first[:-2] != batch or second[:-2] != batch:
         return None
     rows, columns = result[-2], result[-1]
     summed = set(first[-2:]) & set(second[-2:]) - set(result)
@@ -43,9 +32,8 @@ def matmul_for(file: File, call: ast.Call) -> str | None:
 
 def _equation(node: ast.expr) -> object:
     """The literal equation, also of an f-string without placeholders."""
-    if isinstance(node, ast.JoinedStr) and len(node.values) == 1:
-        return const(node.values[0])
-    return const(node)
+    is_whole = isinstance(node, ast.JoinedStr) and len(node.values) == 1
+    return const(node.values[0] if is_whole else node)  # type: ignore[attr-defined]
 
 
 class Einsum(Rule):
@@ -79,7 +67,7 @@ class Einsum(Rule):
     words = ("einsum", "rearrange", "einops")
     cure = "Write it as matmul with transposes, and rearrange as reshape and permute."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.calls("torch.einsum"):
             if not file.flow.in_step(call):
                 continue

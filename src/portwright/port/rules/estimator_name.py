@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from portwright.port.finding import Edit, Finding
 from portwright.port.rewrite import remove_statement
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings
 from portwright.port.tensorflow_homes import CANNED, ESTIMATOR, INNER, VENDOR, VENDOR_MODULES, estimator_home
 from portwright.port.tensorflow_names import (
+    TensorFlowRule,
     binds_another,
     is_early,
     lend,
@@ -16,11 +16,14 @@ from portwright.port.tensorflow_names import (
 )
 
 _CANNED_V1 = "from portwright.tensorflow.canned import v1 as canned_v1"
-_PACKAGES = ("tensorflow_estimator.", "tensorflow.python.estimator.", "tensorflow.contrib.estimator.")
+_PACKAGES = (
+    "tensorflow_estimator.", "tensorflow.python.estimator.", "tensorflow.contrib.estimator.", "tensorflow.estimator.",
+    "tensorflow.compat.v1.estimator.", "tensorflow.compat.v2.estimator.",
+)  # fmt: skip
 _HOMES = {"": ESTIMATOR, **{f".{inner}": names for inner, names in INNER.items()}}
 
 
-class EstimatorName(Rule):
+class EstimatorName(TensorFlowRule):
     """Takes tf.estimator and its kin from portwright.tensorflow.
 
     ## Why
@@ -57,9 +60,8 @@ class EstimatorName(Rule):
     safety = "safe"
     words = ("estimator", "cs_estimator", "cs_estimator_spec", "run_config")
     cure = "Take it from portwright.tensorflow."
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for reference in tensorflow_of(file).references:
             first, _, rest = reference.name.partition(".")
             if first != "estimator" or reference.root is None or rest.partition(".")[0] == "tpu":
@@ -89,7 +91,7 @@ class EstimatorName(Rule):
             if any(a.name.partition(".")[0] == "tensorflow_estimator" for a in plain.names):
                 yield self._unknown(file, plain, f"`{file.segment(plain)}`")
 
-    def _imported(self, file: File, statement: ast.ImportFrom) -> Iterator[Finding]:
+    def _imported(self, file: File, statement: ast.ImportFrom) -> Findings:
         module = f"{statement.module}."
         if statement.level or not _is_theirs(file, statement, module):
             return
@@ -139,9 +141,7 @@ def _is_vendors(module: str) -> bool:
 def _is_theirs(file: File, statement: ast.ImportFrom, module: str) -> bool:
     if module in ("tensorflow.", "tensorflow.compat.v1.", "tensorflow.compat.v2."):
         return any(a.name == "estimator" for a in statement.names)
-    if module.startswith(_PACKAGES) or module.startswith(
-        ("tensorflow.estimator.", "tensorflow.compat.v1.estimator.", "tensorflow.compat.v2.estimator.")
-    ):
+    if module.startswith(_PACKAGES):
         return ".tpu." not in module
     if not _is_vendors(module):
         return False

@@ -1,16 +1,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.rewrite import argument, is_constant
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings
+from portwright.port.tensorflow_names import TensorFlowRule
 
 _POSITION = 4  # of eval_metric_ops in EstimatorSpec
 
 
-class EvaluationMetric(Rule):
+class EvaluationMetric(TensorFlowRule):
     """Finds metrics that are handed to EstimatorSpec as eval_metric_ops.
 
     ## Why
@@ -47,15 +46,13 @@ class EvaluationMetric(Rule):
     needs = ("listed_metrics",)
     words = ("eval_metric_ops", "EstimatorSpec")
     cure = "Return CSEstimatorSpec(mode, loss=..., host_call=(metrics_fn, [tensors])), where metrics_fn makes the same dict."
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.tree.all(ast.Call):
             dotted = file.resolve(call.func) or ""
-            if not dotted.endswith(".EstimatorSpec") or not dotted.startswith(
-                ("tensorflow", "portwright.tensorflow")
-            ):
-                continue
             given = argument(call, _POSITION, "eval_metric_ops")
-            if given is not None and not is_constant(given, None):
+            is_spec = dotted.endswith(".EstimatorSpec") and dotted.startswith(
+                ("tensorflow", "portwright.tensorflow")
+            )
+            if is_spec and given is not None and not is_constant(given, None):
                 yield self.report(file, given, "these metrics would be a part of the step")

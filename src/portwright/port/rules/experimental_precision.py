@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
-from portwright.port.tensorflow_names import tensorflow_of
+from portwright.port.rule import File, Findings
+from portwright.port.tensorflow_names import TensorFlowRule, tensorflow_of
 
 _START = "keras.mixed_precision.experimental."
 _HOMES = {
@@ -14,7 +11,7 @@ _HOMES = {
 }
 
 
-class ExperimentalPrecision(Rule):
+class ExperimentalPrecision(TensorFlowRule):
     """Finds tf.keras.mixed_precision.experimental, which is gone.
 
     ## Why
@@ -45,9 +42,8 @@ class ExperimentalPrecision(Rule):
     safety = "safe"
     words = ("mixed_precision",)
     cure = "Use tf.keras.mixed_precision; the loss scale is LossScaleOptimizer's, or loss_scaling_factor in params.yaml."
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         scaled = {
             call.func
             for call, _ in tensorflow_of(file).calls(_START)

@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.rewrite import argument, const
-from portwright.port.rule import File, Rule
-from portwright.port.tree import Scope
+from portwright.port.rule import File, Findings, Rule
+from portwright.port.tree import is_method_call
 
 _REDUCTIONS = ("sum", "mean", "amax", "amin", "var", "std", "logsumexp")
 
@@ -44,7 +42,7 @@ class FallingDimensions(Rule):
     words = ("sum(", "mean(", "amax(", "amin(", "var(", "std(", "logsumexp(")
     cure = "List the dimensions in rising order."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         calls = [(call, 1) for name in _REDUCTIONS for call in file.calls(f"torch.{name}")] + [
             (call, 0) for call in file.methods(*_REDUCTIONS)
         ]
@@ -73,35 +71,19 @@ def _listed(file: File, dims: ast.expr) -> list[ast.expr]:
         return [*_listed(file, dims.body), *_listed(file, dims.orelse)]
     if isinstance(dims, ast.Name):
         found = file.tree.scope_of(dims).lookup(dims.id)
-        values = [binding.value for binding in found[1]] if found else []
-        if not found or not all(_names_dimensions(file, use) for use in _loads(file, dims, found[0])):
+        if not found or not all(_names_dimensions(file, use) for use in file.tree.reads(dims.id, found[0])):
             return []
-        return [
-            each for v in values if v is not None and not isinstance(v, ast.Name) for each in _listed(file, v)
-        ]
+        values = [b.value for b in found[1] if b.value is not None and not isinstance(b.value, ast.Name)]
+        return [each for value in values for each in _listed(file, value)]
     return [dims] if isinstance(dims, (ast.Tuple, ast.List)) else []
-
-
-def _loads(file: File, name: ast.Name, scope: Scope) -> list[ast.Name]:
-    return [
-        node
-        for node in file.tree.all(ast.Name)
-        if node.id == name.id
-        and isinstance(node.ctx, ast.Load)
-        and (bound := file.tree.scope_of(node).lookup(node.id)) is not None
-        and bound[0] is scope
-    ]
 
 
 def _names_dimensions(file: File, use: ast.Name) -> bool:
     """Whether a name is used for the dimensions of a reduction, where their order does not matter."""
     outer = file.tree.parents.get(use)
-    call = file.tree.parents.get(outer) if isinstance(outer, ast.keyword) else outer
-    if not isinstance(call, ast.Call) or (
-        isinstance(outer, ast.keyword) and outer.arg not in ("dim", "axis")
-    ):
-        return False
-    return isinstance(call.func, ast.Attribute) and call.func.attr in _REDUCTIONS
+    if isinstance(outer, ast.keyword):
+        outer = file.tree.parents[outer] if outer.arg in ("dim", "axis") else None
+    return is_method_call(outer, *_REDUCTIONS)
 
 
 def _rising(dims: ast.expr) -> str | None:

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class GradientClipping(Rule):
@@ -41,7 +38,7 @@ class GradientClipping(Rule):
     words = ("clip_grad",)
     cure = "Clip where the gradients are: ask for the optimizer's own option."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.calls(
             "torch.nn.utils.clip_grad_norm_",
             "torch.nn.utils.clip_grad_value_",

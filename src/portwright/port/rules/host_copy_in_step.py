@@ -1,11 +1,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.host_reads import needs_of_read, short
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class HostCopyInStep(Rule):
@@ -43,18 +40,15 @@ class HostCopyInStep(Rule):
     words = (".cpu(", ".numpy(", ".tolist(")
     cure = "Return the tensor from the step and read it after the call, every few steps."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.methods("cpu", "numpy", "tolist"):
-            if call.args or not file.flow.in_step(call) or not isinstance(call.func, ast.Attribute):
+            outer = file.tree.parents.get(call)
+            is_part = isinstance(outer, ast.Attribute) and outer.attr in (
+                "numpy",
+                "tolist",
+            )  # of .cpu().numpy()
+            if call.args or is_part or not file.flow.in_step(call):
                 continue
-            parent = file.tree.parents.get(call)
-            if isinstance(parent, ast.Attribute) and parent.attr in ("numpy", "tolist"):
-                continue  # .cpu().numpy() is one copy
-            if file.flow.kind(call.func.value) in ("module", "number", "text"):
-                continue
-            yield self.report(
-                file,
-                call,
-                f"a tensor is copied to the host in the step: {short(file, call)}",
-                needs=needs_of_read(file, call),
-            )
+            if file.flow.kind(call.func.value) not in ("module", "number", "text"):
+                message = f"a tensor is copied to the host in the step: {file.short(call)}"
+                yield self.report(file, call, message, needs=file.flow.needs_of_read(call))

@@ -1,28 +1,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.model_functions import functions_of
-from portwright.port.rule import File, Rule
-from portwright.port.tensorflow_names import tensorflow_of
-from portwright.port.tree import is_name
+from portwright.port.rule import File, Findings
+from portwright.port.tensorflow_names import TensorFlowRule, tensorflow_of
+from portwright.port.tree import is_name, words
 
-_HOST = (
-    "print",
-    "Print",
-    "io.write_file",
-    "write_file",
-    "io.read_file",
-    "read_file",
-    "debugging.Assert",
-    "Assert",
-)
+_HOST = words("print Print io.write_file write_file io.read_file read_file debugging.Assert Assert")
 _READS = ("numpy", "eval")
 
 
-class HostWorkInModel(Rule):
+class HostWorkInModel(TensorFlowRule):
     """Finds work for the host in model code: printing, reading files, values read out of tensors.
 
     ## Why
@@ -56,15 +45,13 @@ class HostWorkInModel(Rule):
     needs = ("work_on_device",)
     words = ("print", "Print", "numpy", "eval", "write_file", "read_file", "Assert")
     cure = "Leave it out; the loss is logged, and a LoggingTensorHook shows other values on CPU and GPU."
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         functions = functions_of(file)
         for call, name in tensorflow_of(file).calls(*_HOST):
             if functions.in_model(call):
                 yield self.report(file, call, f"tf.{name} needs the host in the middle of the step")
         for call in file.methods(*_READS):
-            assert isinstance(call.func, ast.Attribute)
             if functions.in_model_fn(call) and _is_tensor(file, call.func.value):
                 message = f"a tensor of a graph has no value yet, and no .{call.func.attr}()"
                 yield self.report(file, call, message, cure="Compute with the tensor itself.")
@@ -80,17 +67,12 @@ class HostWorkInModel(Rule):
 
 def _is_tensor(file: File, node: ast.expr, depth: int = 0) -> bool:
     """Whether a node is made by a TensorFlow function, or is an input of model_fn."""
-    if isinstance(node, ast.Call):
-        dotted = file.resolve(node.func) or ""
-        return dotted.startswith("tensorflow.")
-    if isinstance(node, ast.Subscript):
-        return _is_tensor(file, node.value, depth)
-    if isinstance(node, ast.Name) and depth < 4:
-        if node.id in ("features", "labels"):
-            return True
-        found = file.tree.scope_of(node).lookup(node.id)
-        return found is not None and any(
-            b.kind == "assign" and b.value is not None and _is_tensor(file, b.value, depth + 1)
-            for b in found[1]
-        )
-    return False
+    match node:
+        case ast.Call():
+            return (file.resolve(node.func) or "").startswith("tensorflow.")
+        case ast.Subscript():
+            return _is_tensor(file, node.value, depth)
+        case ast.Name(id="features" | "labels"):
+            return depth < 4
+    values = [b.value for b in file.tree.bindings(node) if b.kind == "assign" and b.value is not None]
+    return depth < 4 and any(_is_tensor(file, value, depth + 1) for value in values)

@@ -1,81 +1,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.rewrite import drop_underscore, insert_before
-from portwright.port.rule import File, Rule
+from portwright.port.finding import Edit
+from portwright.port.rule import File, Findings, Rule
+from portwright.port.tree import is_method_call, is_name, words
 
-_KNOWN = frozenset(
-    [
-        "abs_",
-        "add_",
-        "addcdiv_",
-        "addcmul_",
-        "addmm_",
-        "bernoulli_",
-        "ceil_",
-        "clamp_",
-        "clamp_max_",
-        "clamp_min_",
-        "copy_",
-        "cos_",
-        "cumsum_",
-        "div_",
-        "dropout_",
-        "elu_",
-        "erf_",
-        "exp_",
-        "expm1_",
-        "fill_",
-        "floor_",
-        "gelu_",
-        "index_add_",
-        "index_copy_",
-        "index_fill_",
-        "leaky_relu_",
-        "lerp_",
-        "log_",
-        "log1p_",
-        "log2_",
-        "logical_and_",
-        "masked_fill_",
-        "masked_scatter_",
-        "mul_",
-        "neg_",
-        "normal_",
-        "pow_",
-        "put_",
-        "reciprocal_",
-        "relu_",
-        "relu6_",
-        "remainder_",
-        "round_",
-        "rsqrt_",
-        "scatter_",
-        "scatter_add_",
-        "selu_",
-        "sigmoid_",
-        "sign_",
-        "sin_",
-        "softmax_",
-        "sqrt_",
-        "square_",
-        "squeeze_",
-        "sub_",
-        "t_",
-        "tanh_",
-        "transpose_",
-        "tril_",
-        "triu_",
-        "trunc_",
-        "uniform_",
-        "unsqueeze_",
-        "zero_",
-    ]
-)
-_WITHOUT_PLAIN_FORM = frozenset({"zero_", "fill_", "normal_", "uniform_", "copy_", "bernoulli_", "put_"})
+_KNOWN = words("""abs_ add_ addcdiv_ addcmul_ addmm_ ceil_ clamp_ clamp_max_ clamp_min_ cos_ cumsum_ div_ dropout_ elu_ erf_ exp_ expm1_
+    floor_ gelu_ index_add_ index_copy_ index_fill_ leaky_relu_ lerp_ log_ log1p_ log2_ logical_and_ masked_fill_ masked_scatter_
+    mul_ neg_ pow_ reciprocal_ relu_ relu6_ remainder_ round_ rsqrt_ scatter_ scatter_add_ selu_ sigmoid_ sign_ sin_ softmax_ sqrt_
+    square_ squeeze_ sub_ t_ tanh_ transpose_ tril_ triu_ trunc_ unsqueeze_""")
 
 
 class InPlaceOperation(Rule):
@@ -111,27 +45,18 @@ class InPlaceOperation(Rule):
     words = ("_(",)
     cure = "Use the form without the underscore and assign its result."
 
-    def find(self, file: File) -> Iterator[Finding]:
-        for call in [*file.tree.all(ast.Call)]:
-            if (
-                not isinstance(call.func, ast.Attribute)
-                or not (call.func.attr in _KNOWN and call.func.attr not in _WITHOUT_PLAIN_FORM)
-                or not file.flow.in_forward(call)
-            ):
+    def find(self, file: File) -> Findings:
+        for call in file.tree.all(ast.Call):
+            if not is_method_call(call, *_KNOWN) or not file.flow.in_forward(call):
                 continue
-            if file.resolve(call.func) is not None or file.flow.kind(call.func.value) not in ("tensor", None):
+            receiver = call.func.value
+            if file.resolve(call.func) is not None or file.flow.kind(receiver) not in ("tensor", None):
                 continue
-            if isinstance(call.func.value, ast.Name) and call.func.value.id in ("self", "cls"):
+            if is_name(receiver, "self") or is_name(receiver, "cls"):
                 continue
-            plain = drop_underscore(file, call)
-            statement = file.tree.statement_of(call)
-            if isinstance(statement, ast.Expr) and statement.value is call:
-                receiver = call.func.value
-                edits = (
-                    [insert_before(file, call, f"{file.segment(receiver)} = "), *plain]
-                    if isinstance(receiver, ast.Name)
-                    else []
-                )
-            else:
-                edits = plain
+            (start, _), (_, end) = file.source.span(call), file.source.span(call.func)
+            edits = [Edit(end - 1, end, "")]
+            if file.tree.stands_alone(call):
+                assigned = Edit(start, start, f"{file.segment(receiver)} = ")
+                edits = [assigned, *edits] if isinstance(receiver, ast.Name) else []
             yield self.report(file, call, f"{call.func.attr}() changes a tensor in place", edits)

@@ -1,16 +1,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Edit, Finding
-from portwright.port.legal_form import LegalForm, arguments_text
-from portwright.port.rewrite import legal_import, text_of
-from portwright.port.rule import File
+from portwright.port.finding import Finding
+from portwright.port.legal_form import LegalForm, method_as_function
+from portwright.port.rewrite import legal_import
+from portwright.port.rule import File, Findings
+from portwright.port.tree import MethodCall, is_method_call, words
 
 _IN_PLACE = ("index_add_", "index_fill_", "index_copy_", "index_put_")
-_FRESH = frozenset({"zeros", "ones", "empty", "full", "zeros_like", "ones_like", "empty_like", "full_like"})
-_FRESH_METHODS = frozenset({"new_zeros", "new_ones", "new_empty", "new_full", "clone"})
+_FRESH = words("zeros ones empty full zeros_like ones_like empty_like full_like")
 
 
 def _is_fresh(file: File, value: ast.expr) -> bool:
@@ -18,8 +17,8 @@ def _is_fresh(file: File, value: ast.expr) -> bool:
     if not isinstance(value, ast.Call):
         return False
     head, _, last = (file.resolve(value.func) or "").rpartition(".")
-    return (head == "torch" and last in _FRESH) or (
-        isinstance(value.func, ast.Attribute) and value.func.attr in _FRESH_METHODS
+    return (head == "torch" and last in _FRESH) or is_method_call(
+        value, "new_zeros", "new_ones", "new_empty", "new_full", "clone"
     )
 
 
@@ -79,24 +78,20 @@ class IndexedWrite(LegalForm):
     reason = "its backward pass is not lowered there"
     forms = "index_select index_put index_fill index_copy index_add take scatter_reduce"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         yield from super().find(file)
         for call in file.methods(*_IN_PLACE):
             if file.flow.in_step(call) and self._is_tensor(file, call):
                 yield self._in_place(file, call)
 
-    def _in_place(self, file: File, call: ast.Call) -> Finding:
-        assert isinstance(call.func, ast.Attribute)
+    def _in_place(self, file: File, call: MethodCall) -> Finding:
         receiver, form = call.func.value, call.func.attr.removesuffix("_")
         legal, imports = legal_import(file)
-        inner = arguments_text(file, call)
-        text = f"{legal}.{form}({text_of(file, receiver)}{', ' if inner else ''}{inner})"
-        statement = file.tree.statement_of(call)
-        alone = isinstance(statement, ast.Expr) and statement.value is call
-        edits, safe = [Edit(*file.source.span(call), text)], _is_fresh(file, receiver)
-        if alone and isinstance(receiver, ast.Name):
-            assert statement is not None
-            edits = [Edit(*file.source.span(call), f"{receiver.id} = {text}")]
+        text = method_as_function(file, call, f"{legal}.{form}")
+        statement = file.tree.parents[call]
+        edits, safe = [file.replace(call, text)], _is_fresh(file, receiver)
+        if isinstance(statement, ast.Expr) and isinstance(receiver, ast.Name):
+            edits = [file.replace(call, f"{receiver.id} = {text}")]
             safe = _has_no_other_name(file, statement, receiver.id)
         elif not safe:
             edits = []

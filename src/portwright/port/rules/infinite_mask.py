@@ -2,37 +2,28 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
 
-from portwright.port.finding import Edit, Finding
-from portwright.port.rewrite import argument, const, torch_name
-from portwright.port.rule import File, Rule
-from portwright.port.tree import Scope
+from portwright.port.rewrite import argument, const, insert_after, torch_name
+from portwright.port.rule import File, Findings, Rule
+from portwright.port.tree import is_name
 
 
 def _is_huge(file: File, node: ast.expr) -> bool:
     """Whether a node is minus infinity, or a number below the range of half precision."""
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        operand = node.operand
-        return (
-            (file.resolve(operand) in ("torch.inf", "math.inf", "numpy.inf", "numpy.Inf"))
-            or _is_text_infinity(operand, "inf")
-            or (
-                isinstance(const(operand), (int, float)) and const(operand) > 65504  # type: ignore[operator]
-            )
-        )
-    if _is_text_infinity(node, "-inf") or file.resolve(node) == "numpy.NINF":
-        return True
     value = const(node)
-    return isinstance(value, (int, float)) and value < -65504
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        is_infinity = file.resolve(node.operand) in ("torch.inf", "math.inf", "numpy.inf", "numpy.Inf")
+        is_infinity = is_infinity or _is_text_infinity(node.operand, "inf")
+    else:
+        is_infinity = _is_text_infinity(node, "-inf") or file.resolve(node) == "numpy.NINF"
+    return is_infinity or (isinstance(value, (int, float)) and value < -65504)
 
 
 def _is_text_infinity(node: ast.expr, text: str) -> bool:
     return (
         isinstance(node, ast.Call)
-        and isinstance(node.func, ast.Name)
-        and node.func.id == "float"
+        and is_name(node.func, "float")
         and len(node.args) == 1
         and str(const(node.args[0])).lower() in (text, text + "inity")
     )
@@ -68,19 +59,14 @@ def _is_for_softmax(file: File, call: ast.Call, value: ast.expr) -> bool:
     target = statement.targets[0]
     if not isinstance(target, ast.Name) or file.tree.loops_of(statement) or not file.tree.function_of(call):
         return False
+    scope, _ = file.tree.scope_of(target).lookup(target.id) or (file.tree.scope, ())
     later = [
         use
-        for use in file.tree.all(ast.Name)
-        if use.id == target.id and isinstance(use.ctx, ast.Load) and not file.tree.is_within(use, statement)
-        and _scope_of(file, use) is _scope_of(file, target)
+        for use in file.tree.reads(target.id, scope)
+        if not file.tree.is_within(use, statement)
         and (use.lineno > statement.lineno or file.tree.function_of(use) is not file.tree.function_of(call))
-    ]  # fmt: skip
+    ]
     return bool(later) and all(_is_given_to_softmax(file, use) for use in later)
-
-
-def _scope_of(file: File, name: ast.Name) -> Scope | None:
-    found = file.tree.scope_of(name).lookup(name.id)
-    return found[0] if found else None
 
 
 def _is_given_to_softmax(file: File, node: ast.expr) -> bool:
@@ -92,11 +78,6 @@ def _is_given_to_softmax(file: File, node: ast.expr) -> bool:
         and outer.args[:1] == [node]
         and file.resolve(outer.func) in ("torch.softmax", "torch.nn.functional.softmax")
     )
-
-
-def _clamp(end: int, smallest: str) -> Edit:
-    """Clamps at the dtype's smallest number, since the logarithm of 0 is minus infinity."""
-    return Edit(end, end, f".clamp(min={smallest})")
 
 
 def _makes_mask(file: File, node: ast.AST) -> bool:
@@ -173,60 +154,49 @@ class InfiniteMask(Rule):
     words = ("inf", "torch.log(", "1e9", "1e10", "1e20", "1e30", "1e12", "9e15")
     cure = "Use the smallest finite number of the dtype, torch.finfo(x.dtype).min."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.methods("masked_fill", "masked_fill_"):
             value = argument(call, 1, "value")
-            if value is None or not _is_huge(file, value) or not isinstance(call.func, ast.Attribute):
+            if value is None or not _is_huge(file, value):
                 continue
-            receiver = call.func.value
-            torch = torch_name(file, call)
+            receiver, torch = call.func.value, torch_name(file, call)
+            edits, is_safe = [], False
             as_float = isinstance(receiver, ast.Call) and file.segment(receiver).endswith(".float()")
             if torch is not None and as_float and _makes_mask(file, call):
                 edits = [file.replace(value, f"{torch}.finfo({torch}.float32).min")]
-                yield self.report(
-                    file, value, "this mask overflows in half precision", edits, safety="unsafe"
-                )
-                continue
-            if torch is None or not isinstance(receiver, (ast.Name, ast.Attribute)):
-                yield self.report(file, value, "this mask overflows in half precision")
-                continue
-            edits = [file.replace(value, f"{torch}.finfo({file.segment(receiver)}.dtype).min")]
-            yield self.report(
-                file,
-                value,
-                "this mask overflows in half precision",
-                edits,
-                safety="safe"
-                if call.func.attr == "masked_fill"
-                and _is_for_softmax(file, call, value)
-                and _is_only_mask(file, value)
-                else "unsafe",
-            )
-        for node, dtype, edit in self._infinities(file):
-            text = _smallest(file, node, dtype)
+            elif torch is not None and isinstance(receiver, (ast.Name, ast.Attribute)):
+                edits = [file.replace(value, f"{torch}.finfo({file.segment(receiver)}.dtype).min")]
+                is_safe = call.func.attr == "masked_fill" and _is_for_softmax(file, call, value)
+                is_safe = is_safe and _is_only_mask(file, value)
+            message = "this mask overflows in half precision"
+            yield self.report(file, value, message, edits, safety="safe" if is_safe else "unsafe")
+        for node, made in _infinities(file):
+            text = _smallest(file, node, argument(made, -1, "dtype"))
             if text is not None and _makes_mask(file, node):
-                edits = [edit(text)]
+                edits = [file.replace(node, text)]
+                if made is not node and file.tree.is_within(made, node):  # log(0) is minus infinity
+                    edits = insert_after(file, node, f".clamp(min={text})")
                 yield self.report(file, node, "minus infinity in a mask", edits, safety="unsafe")
 
-    def _infinities(self, file: File) -> Iterator[tuple[ast.expr, ast.expr | None, Callable[[str], Edit]]]:
-        """Each minus infinity that makes a mask, with its dtype argument and a function that makes the edit."""
-        for call in file.calls("torch.full"):
-            value = argument(call, 1, "fill_value")
-            if value is not None and _is_huge(file, value):
-                yield value, argument(call, -1, "dtype"), partial(file.replace, value)
-        for call in file.methods("fill_"):
-            made = _made_of(file, call.func.value) if isinstance(call.func, ast.Attribute) else None
-            if made is not None and len(call.args) == 1 and _is_huge(file, call.args[0]):
-                yield call.args[0], argument(made, -1, "dtype"), partial(file.replace, call.args[0])
-        for product in file.tree.all(ast.BinOp):
-            if isinstance(product.op, ast.Mult):
-                for value, tensor in ((product.left, product.right), (product.right, product.left)):
-                    made = _made_of(file, tensor) if _is_huge(file, value) else None
-                    if made is not None and file.resolve(made.func) == "torch.ones":
-                        yield value, argument(made, -1, "dtype"), partial(file.replace, value)
-        for call in file.calls("torch.log"):
-            made = _made_of(file, call.args[0]) if len(call.args) == 1 and not call.keywords else None
-            outer = file.tree.parents.get(call)
-            if made is not None and not (isinstance(outer, ast.Attribute) and outer.attr == "clamp"):
-                _, end = file.source.span(call)
-                yield call, argument(made, -1, "dtype"), partial(_clamp, end)
+
+def _infinities(file: File) -> Iterator[tuple[ast.expr, ast.Call]]:
+    """Each minus infinity that makes a mask, or logarithm that gives it, with the call that makes the tensor."""
+    for call in file.calls("torch.full"):
+        value = argument(call, 1, "fill_value")
+        if value is not None and _is_huge(file, value):
+            yield value, call
+    for call in file.methods("fill_"):
+        made = _made_of(file, call.func.value)
+        if made is not None and len(call.args) == 1 and _is_huge(file, call.args[0]):
+            yield call.args[0], made
+    for product in file.tree.all(ast.BinOp):
+        if isinstance(product.op, ast.Mult):
+            for value, tensor in ((product.left, product.right), (product.right, product.left)):
+                made = _made_of(file, tensor) if _is_huge(file, value) else None
+                if made is not None and file.resolve(made.func) == "torch.ones":
+                    yield value, made
+    for call in file.calls("torch.log"):
+        made = _made_of(file, call.args[0]) if len(call.args) == 1 and not call.keywords else None
+        outer = file.tree.parents.get(call)
+        if made is not None and not (isinstance(outer, ast.Attribute) and outer.attr == "clamp"):
+            yield call, made

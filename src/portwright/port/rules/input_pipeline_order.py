@@ -2,16 +2,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.pipelines import Step, pipelines_of
 from portwright.port.rewrite import argument, is_constant
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings
+from portwright.port.tensorflow_names import TensorFlowRule
+from portwright.port.tree import words
 
 _BATCHES = ("batch", "padded_batch", "map_and_batch")
 _SHUFFLES = ("shuffle", "shuffle_and_repeat")
 
 
-class InputPipelineOrder(Rule):
+class InputPipelineOrder(TensorFlowRule):
     """Finds steps of a tf.data pipeline in an order that costs time or mixes badly.
 
     ## Why
@@ -45,9 +46,8 @@ class InputPipelineOrder(Rule):
     needs = ("steady_input",)
     words = ("shuffle", "repeat", "cache", "shard", "batch", "map")
     cure = "Order the steps: shard, interleave, cache, shuffle, repeat, batch with drop_remainder, map in parallel, prefetch."
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         pipelines = pipelines_of(file)
         for step in pipelines.steps:
             before = [s.name for s in pipelines.before(step)]
@@ -74,14 +74,7 @@ def _mistakes(step: Step, before: list[str]) -> Iterator[tuple[str, str | None]]
         if batched:
             message = "the cache holds batches, so that a shuffle behind it moves whole batches"
             yield message, "Call cache() before shuffle() and batch()."
-    if step.name == "shard" and set(before) & {
-        "map",
-        "shuffle",
-        "batch",
-        "padded_batch",
-        "repeat",
-        "interleave",
-    }:
+    if step.name == "shard" and set(before) & words("map shuffle batch padded_batch repeat interleave"):
         message = "each worker does all of the work that comes before shard()"
         yield message, "Call shard() on the list of files, before anything else."
     if step.name == "map" and not _is_parallel(step):

@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
-from portwright.port.host_reads import short
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class ItemInEvaluation(Rule):
@@ -40,9 +36,8 @@ class ItemInEvaluation(Rule):
     words = (".item(",)
     cure = "Collect the tensors and read them after the loop."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.methods("item"):
-            if call.args or file.flow.in_step(call):
-                continue
-            if file.tree.loops_of(call) and file.flow.is_without_gradients(call):
-                yield self.report(file, call, f"a value is read for each batch: {short(file, call)}")
+            is_read = not call.args and not file.flow.in_step(call)
+            if is_read and file.tree.loops_of(call) and file.flow.is_without_gradients(call):
+                yield self.report(file, call, f"a value is read for each batch: {file.short(call)}")

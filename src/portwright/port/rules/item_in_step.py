@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.host_reads import is_running_sum, needs_of_read, short
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
+from portwright.port.tree import is_name
 
 
 class ItemInStep(Rule):
@@ -44,22 +42,15 @@ class ItemInStep(Rule):
     words = (".item(", "float(", "int(", "bool(")
     cure = "Return the tensor from the step and read it after the call, every few steps."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.methods("item"):
-            if call.args or not file.flow.in_step(call) or is_running_sum(file, call):
+            if call.args or not file.flow.in_step(call) or file.flow.is_running_sum(call):
                 continue
             where = "forward()" if file.flow.in_forward(call) else "the training step"
-            yield self.report(
-                file,
-                call,
-                f"a value is read in {where}: {short(file, call)}",
-                needs=needs_of_read(file, call),
-            )
-        for call in file.tree.all(ast.Call):
-            is_number = (
-                isinstance(call.func, ast.Name)
-                and call.func.id in ("float", "int", "bool")
-                and len(call.args) == 1
-            )
-            if is_number and file.flow.is_tensor(call.args[0]) and file.flow.in_forward(call):
-                yield self.report(file, call, f"a value is read in forward(): {short(file, call)}")
+            message = f"a value is read in {where}: {file.short(call)}"
+            yield self.report(file, call, message, needs=file.flow.needs_of_read(call))
+        for number in file.tree.all(ast.Call):
+            is_number = any(is_name(number.func, kind) for kind in ("float", "int", "bool"))
+            is_read = is_number and len(number.args) == 1 and file.flow.is_tensor(number.args[0])
+            if is_read and file.flow.in_forward(number):
+                yield self.report(file, number, f"a value is read in forward(): {file.short(number)}")

@@ -1,17 +1,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.model_functions import functions_of
-from portwright.port.rule import File, Rule
-from portwright.port.tensorflow_names import tensorflow_of
+from portwright.port.rule import File, Findings
+from portwright.port.tensorflow_names import TensorFlowRule, tensorflow_of
 
 _COMPUTE = "portwright.tensorflow.keras_parts.compute_metrics"  # without updating their state
 
 
-class KerasMetric(Rule):
+class KerasMetric(TensorFlowRule):
     """Finds metrics of Keras in a model_fn.
 
     ## Why
@@ -49,16 +47,13 @@ class KerasMetric(Rule):
     needs = ("listed_metrics",)
     words = ("metrics",)
     cure = "Use tf.compat.v1.metrics, which gives a value and an update."
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         functions = functions_of(file)
         if _COMPUTE in map(file.resolve, file.tree.all(ast.Name)) and not file.methods("update_state"):
             return
         for call, name in tensorflow_of(file).calls("keras.metrics."):
             kind = name.rpartition(".")[2]
-            if not kind[:1].isupper() or not functions.in_model_fn(call):
-                continue
-            yield self.report(
-                file, call, f"{kind} of tf.keras keeps its state where the vendor's estimator does not look"
-            )
+            if kind[:1].isupper() and functions.in_model_fn(call):
+                message = f"{kind} of tf.keras keeps its state where the vendor's estimator does not look"
+                yield self.report(file, call, message)

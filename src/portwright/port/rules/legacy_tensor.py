@@ -2,12 +2,12 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 
-from portwright.port.finding import Edit, Finding
-from portwright.port.rewrite import is_constant, text_of, torch_name, unwrap
-from portwright.port.rule import File, Rule
+from portwright.port.finding import Edit
+from portwright.port.rewrite import has_star, is_constant, text_of, torch_name, unwrap
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.switches import is_loaded, only_value
+from portwright.port.tree import MethodCall, is_method_call, words
 
 _DTYPES = {
     "FloatTensor": "float32", "DoubleTensor": "float64", "HalfTensor": "float16", "LongTensor": "int64", "IntTensor": "int32",
@@ -16,65 +16,29 @@ _DTYPES = {
 
 
 _ASKS = re.compile(rb"requires_grad(_\(|\s*=\s*True)")
-_NEW = frozenset(
-    [
-        "zeros",
-        "ones",
-        "empty",
-        "full",
-        "rand",
-        "randn",
-        "randint",
-        "arange",
-        "linspace",
-        "eye",
-        "tensor",
-        "from_numpy",
-        "zeros_like",
-        "ones_like",
-        "rand_like",
-        "randn_like",
-    ]
-)
+_NEW = words("""zeros ones empty full rand randn randint arange linspace eye tensor from_numpy zeros_like ones_like rand_like
+    randn_like""")
 
 
 def _is_values(file: File, node: ast.expr, depth: int) -> bool:
     """Whether an argument surely has values (a list or numpy array), and is not a size."""
     if isinstance(node, (ast.List, ast.ListComp)):
         return True
-    if isinstance(node, ast.Call):
-        if (file.resolve(node.func) or "").startswith("numpy."):
-            return True
-        is_method = isinstance(node.func, ast.Attribute) and node.func.attr in (
-            "astype",
-            "tolist",
-            "copy",
-            "reshape",
-        )
-        return (
-            is_method
-            and isinstance(node.func, ast.Attribute)
-            and _is_values(file, node.func.value, depth + 1)
-        )
-    if isinstance(node, ast.Name) and depth < 5:
-        found = file.tree.scope_of(node).lookup(node.id)
-        bindings = found[1] if found else []
-        return bool(bindings) and all(
-            b.kind == "assign" and b.value is not None and _is_values(file, b.value, depth + 1)
-            for b in bindings
-        )
-    return False
+    if isinstance(node, ast.Call) and (file.resolve(node.func) or "").startswith("numpy."):
+        return True
+    if is_method_call(node, "astype", "tolist", "copy", "reshape"):
+        return _is_values(file, node.func.value, depth + 1)
+    values = file.tree.assigned_values(node) if depth < 5 else []
+    return bool(values) and all(_is_values(file, value, depth + 1) for value in values)
 
 
 def _modern(file: File, call: ast.Call, dtype: str) -> list[Edit]:
     """Rewrites to torch.tensor for a list of values, to torch.empty for sizes."""
     module = torch_name(file, call)
-    if call.keywords or not call.args or module is None:
+    if call.keywords or not call.args or module is None or has_star(call):
         return []
     if "set_default" in file.source.text:
         return []  # the old constructors ignore the default device
-    if any(isinstance(argument, ast.Starred) for argument in call.args):
-        return []
     if len(call.args) == 1 and _is_values(file, call.args[0], 0):
         # The old constructors share an array's memory if they can; as_tensor does too.
         maker = "tensor" if isinstance(call.args[0], (ast.List, ast.ListComp)) else "as_tensor"
@@ -90,37 +54,27 @@ def _modern(file: File, call: ast.Call, dtype: str) -> list[Edit]:
     return [*edits, Edit(end, end, f", dtype={module}.{dtype}")] if dtype else edits
 
 
-def _like(file: File, call: ast.Call) -> list[Edit]:
+def _like(file: File, call: MethodCall) -> list[Edit]:
     """Rewrites x.new(sizes) and x.new().resize_(sizes) to new_empty, x.new([values]) to new_tensor."""
-    assert isinstance(call.func, ast.Attribute)
-    if call.keywords or any(isinstance(argument, ast.Starred) for argument in call.args):
+    if call.keywords or has_star(call):
         return []
-    _, start = file.source.span(call.func)
-    name = Edit(start - len("new"), start, "new_empty")
+    _, end = file.source.span(call.func)
+    start, name = end - len("new"), "new_empty"
     if not call.args:
-        outer = file.tree.parents.get(call)
-        resize = file.tree.parents.get(outer) if outer is not None else None
-        if (
-            not isinstance(outer, ast.Attribute)
-            or outer.attr != "resize_"
-            or not isinstance(resize, ast.Call)
-        ):
+        outer = file.tree.parents[call]
+        if not is_method_call(file.tree.parent_call(outer), "resize_"):
             return []
-        return [Edit(start - len("new"), file.source.span(outer)[1], "new_empty")]
-    if len(call.args) == 1 and isinstance(call.args[0], (ast.List, ast.ListComp)):
-        return [Edit(start - len("new"), start, "new_tensor")]
-    kinds = {file.flow.kind(argument) for argument in call.args}
-    if len(call.args) > 1 or kinds <= {"number", "shape"}:
-        return [name]
-    return []
+        _, end = file.source.span(outer)
+    elif len(call.args) == 1 and isinstance(call.args[0], (ast.List, ast.ListComp)):
+        name = "new_tensor"
+    elif len(call.args) == 1 and file.flow.kind(call.args[0]) not in ("number", "shape"):
+        return []
+    return [Edit(start, end, name)]
 
 
-def _is_of_tensor(file: File, call: ast.Call) -> bool:
-    assert isinstance(call.func, ast.Attribute)
-    owner = call.func.value
-    if isinstance(owner, ast.Call) and isinstance(owner.func, ast.Attribute) and owner.func.attr == "detach":
-        return True
-    return (isinstance(owner, ast.Attribute) and owner.attr == "data") or file.flow.is_tensor(owner)
+def _is_of_tensor(file: File, owner: ast.expr) -> bool:
+    is_data = isinstance(owner, ast.Attribute) and owner.attr == "data"
+    return is_data or is_method_call(owner, "detach") or file.flow.is_tensor(owner)
 
 
 def _choice(file: File, node: ast.IfExp) -> ast.expr | None:
@@ -151,25 +105,14 @@ def _has_no_gradient(file: File, node: ast.expr, depth: int) -> bool:
             return (last in _NEW or last in _DTYPES) and not any(
                 k.arg in ("requires_grad", None) for k in node.keywords
             )
-        is_method = isinstance(node.func, ast.Attribute) and node.func.attr in (
-            "cuda",
-            "cpu",
-            "to",
-            "float",
-            "long",
-            "type",
-        )
-        return is_method and _has_no_gradient(file, node.func.value, depth)  # type: ignore[attr-defined]
-    if isinstance(node, ast.Name) and depth < 5 and not _ASKS.search(file.source.data):
-        found = file.tree.scope_of(node).lookup(node.id)
-        return (file.flow.is_tensor(node) and is_loaded(file, node)) or (
-            found is not None
-            and all(
-                b.kind == "assign" and b.value is not None and _has_no_gradient(file, b.value, depth + 1)
-                for b in found[1]
-            )
-        )
-    return False
+    if is_method_call(node, "cuda", "cpu", "to", "float", "long", "type"):
+        return _has_no_gradient(file, node.func.value, depth)
+    if depth >= 5 or _ASKS.search(file.source.data):
+        return False
+    values = file.tree.assigned_values(node)
+    return (file.flow.is_tensor(node) and is_loaded(file, node)) or (
+        bool(values) and all(_has_no_gradient(file, value, depth + 1) for value in values)
+    )
 
 
 class LegacyTensor(Rule):
@@ -205,7 +148,7 @@ class LegacyTensor(Rule):
     words = ("Variable", "Tensor(", "torch.cuda.", ".new(")
     cure = "Use x.detach() for Variable(x), and torch.tensor(values, dtype=...) or torch.empty(sizes, dtype=...) for the typed constructors."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.calls("torch.autograd.Variable"):
             flags = {k.arg: k.value for k in call.keywords}
             plain = len(call.args) == 1 and all(
@@ -231,7 +174,7 @@ class LegacyTensor(Rule):
                     safety="safe" if is_told else "unsafe",
                 )
         for call in file.methods("new"):
-            if file.flow.in_step(call) and _is_of_tensor(file, call):
+            if file.flow.in_step(call) and _is_of_tensor(file, call.func.value):
                 yield self.report(file, call, ".new() is a constructor of old torch", _like(file, call))
         for name, dtype in _DTYPES.items():
             for call in file.calls(f"torch.{name}"):

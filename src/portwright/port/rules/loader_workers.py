@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.rewrite import argument, is_constant
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
+from portwright.port.tree import Binding, last_name
 
 
 def _unpicklable(file: File, call: ast.Call) -> str | None:
@@ -14,22 +13,19 @@ def _unpicklable(file: File, call: ast.Call) -> str | None:
         if isinstance(node, ast.Lambda):
             return "a lambda"
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
-            found = file.tree.scope_of(node).lookup(node.id)
-            if found is None or found[0] is file.tree.scope:
-                continue
-            for binding in found[1]:
+            for binding in _inner_bindings(file, node):
                 made = binding.value.func if isinstance(binding.value, ast.Call) else None
                 if isinstance(binding.node, (ast.FunctionDef, ast.ClassDef)):
                     return f"'{node.id}', which is defined inside a function"
-                if isinstance(made, ast.Name):
-                    inner = file.tree.scope_of(made).lookup(made.id)
-                    if (
-                        inner
-                        and inner[0] is not file.tree.scope
-                        and isinstance(inner[1][0].node, ast.ClassDef)
-                    ):
-                        return f"'{made.id}', which is defined inside a function"
+                if any(isinstance(b.node, ast.ClassDef) for b in _inner_bindings(file, made)[:1]):
+                    return f"'{last_name(made)}', which is defined inside a function"
     return None
+
+
+def _inner_bindings(file: File, node: ast.AST | None) -> list[Binding]:
+    """The bindings of a name that is not the module's own."""
+    found = file.tree.scope_of(node).lookup(node.id) if isinstance(node, ast.Name) else None
+    return found[1] if found and found[0] is not file.tree.scope else []
 
 
 class LoaderWorkers(Rule):
@@ -72,7 +68,7 @@ class LoaderWorkers(Rule):
     words = ("num_workers",)
     cure = "Make the dataset one that can be pickled: no lambdas, and no classes or functions that are defined inside a function."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.calls("torch.utils.data.DataLoader"):
             workers = argument(call, 5, "num_workers")
             if workers is None or is_constant(workers, 0):

@@ -1,11 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
 from portwright.port.model_functions import functions_of
-from portwright.port.rule import File, Rule
-from portwright.port.tensorflow_names import tensorflow_of
+from portwright.port.rule import File, Findings
+from portwright.port.tensorflow_names import TensorFlowRule, tensorflow_of
 
 _TABLES = (
     "lookup.", "contrib.lookup.", "keras.layers.StringLookup", "keras.layers.IntegerLookup", "keras.layers.TextVectorization",
@@ -13,7 +10,7 @@ _TABLES = (
 )  # fmt: skip
 
 
-class LookupTable(Rule):
+class LookupTable(TensorFlowRule):
     """Finds lookup tables and text in a model_fn.
 
     ## Why
@@ -46,9 +43,8 @@ class LookupTable(Rule):
     needs = ("work_on_device",)
     words = ("lookup", "StringLookup", "IntegerLookup", "TextVectorization", "strings", "string")
     cure = "Move it to input_fn, so that the model gets numbers; what is looked up in predictions is done on the host."
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         functions = functions_of(file)
         for call, name in tensorflow_of(file).calls(*_TABLES):
             if functions.in_model_fn(call):

@@ -1,10 +1,6 @@
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class LoopOfItsOwn(Rule):
@@ -42,10 +38,9 @@ class LoopOfItsOwn(Rule):
     words = ("backward(",)
     cure = "Let the target's software run the whole step, or hand model and data to portwright.run()."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for calls in file.flow.step_regions.values():
             call = calls[0]
-            function = file.tree.function_of(call)
-            decorators = [] if isinstance(function, ast.Lambda | None) else function.decorator_list
+            decorators = getattr(file.tree.function_of(call), "decorator_list", ())
             given = [file.resolve(each) or "" for each in decorators]
             yield self.report(file, call, "this loop calls backward() itself", given=given)

@@ -1,42 +1,32 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
+from portwright.port.tree import is_method_call, is_name
 
 
 def _is_length(file: File, node: ast.expr) -> bool:
     """Whether a node is a dimension of a tensor, also through names; not a setting or a number of layers."""
-    if isinstance(node, ast.Call):
-        if isinstance(node.func, ast.Attribute) and node.func.attr == "size":
-            return file.flow.kind(node.func.value) in ("tensor", None)
-        return (
-            getattr(node.func, "id", "") == "len"
-            and len(node.args) == 1
-            and file.flow.is_tensor(node.args[0])
-        )
-    if isinstance(node, ast.BinOp):
-        return _is_length(file, node.left) or _is_length(file, node.right)
-    if isinstance(node, ast.Subscript):
-        return isinstance(node.value, ast.Attribute) and node.value.attr == "shape"
-    if isinstance(node, ast.Name):
-        found = file.tree.scope_of(node).lookup(node.id)
-        return found is not None and any(
-            b.value is not None
-            and (
-                _is_length(file, b.value) if b.kind == "assign" else b.kind == "unpack" and _is_shape(b.value)
-            )
-            for b in found[1]
-        )
-    return False
+    match node:
+        case ast.Call(func=ast.Attribute(value, "size")):
+            return file.flow.kind(value) in ("tensor", None)
+        case ast.Call(func=ast.Name("len"), args=[value]):
+            return file.flow.is_tensor(value)
+        case ast.BinOp():
+            return _is_length(file, node.left) or _is_length(file, node.right)
+        case ast.Subscript(ast.Attribute(attr="shape")):
+            return True
+    return any(
+        b.value is not None
+        and (_is_length(file, b.value) if b.kind == "assign" else b.kind == "unpack" and _is_shape(b.value))
+        for b in file.tree.bindings(node)
+    )
 
 
 def _is_shape(node: ast.expr) -> bool:
-    if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Attribute) and node.func.attr == "size" and not node.args
-    return isinstance(node, ast.Attribute) and node.attr == "shape"
+    is_size = is_method_call(node, "size") and not node.args
+    return is_size or (isinstance(node, ast.Attribute) and node.attr == "shape")
 
 
 def _indexes_by(loop: ast.For) -> bool:
@@ -81,15 +71,15 @@ class LoopOverSteps(Rule):
     words = ("for ",)
     cure = "Let one operation do all steps (cumsum, a convolution, attention), keep the number of steps fixed, or use the target's own loop (poptorch.for_loop)."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for loop in file.tree.all(ast.For):
-            if (
-                not isinstance(loop.iter, ast.Call)
-                or getattr(loop.iter.func, "id", "") != "range"
-                or not file.flow.in_forward(loop)
-            ):
+            counted = loop.iter
+            if not isinstance(counted, ast.Call) or not is_name(counted.func, "range"):
                 continue
-            if any(_is_length(file, argument) for argument in loop.iter.args) and _indexes_by(loop):
-                yield self.report(
-                    file, loop, f"a loop over {file.segment(loop.iter)} is unrolled when it is traced"
-                )
+            if (
+                file.flow.in_forward(loop)
+                and any(_is_length(file, a) for a in counted.args)
+                and _indexes_by(loop)
+            ):
+                message = f"a loop over {file.segment(counted)} is unrolled when it is traced"
+                yield self.report(file, loop, message)

@@ -1,14 +1,26 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.executors import is_wrapped
-from portwright.port.finding import Finding
 from portwright.port.rewrite import remove_statement
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
+from portwright.port.tree import is_method_call
 
 _RETURN_MODULE = ("to", "cuda", "cpu", "half", "float", "double", "requires_grad_")
+
+
+def _is_wrapped(file: File, node: ast.expr) -> bool:
+    """Whether a name or attribute is assigned an executor in the file."""
+    text = file.segment(node)
+    info = file.tree.class_of(node)
+    for call in file.calls("poptorch.trainingModel", "poptorch.inferenceModel"):
+        statement = file.tree.statement_of(call)
+        if not isinstance(statement, ast.Assign) or text not in [file.segment(t) for t in statement.targets]:
+            continue
+        same_function = file.tree.function_of(statement) is file.tree.function_of(node)
+        if same_function or (text.startswith("self.") and file.tree.class_of(statement) is info):
+            return True
+    return False
 
 
 class LostWrapper(Rule):
@@ -47,18 +59,12 @@ class LostWrapper(Rule):
     words = ("poptorch",)
     cure = "Leave the move out: the executor places the model, and .to() returns the plain module."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for statement in file.tree.all(ast.Assign):
             value = statement.value
-            if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+            if not is_method_call(value, *_RETURN_MODULE) or len(statement.targets) != 1:
                 continue
             receiver = value.func.value
-            if value.func.attr not in _RETURN_MODULE or len(statement.targets) != 1:
-                continue
-            if file.segment(statement.targets[0]) == file.segment(receiver) and is_wrapped(file, receiver):
-                yield self.report(
-                    file,
-                    statement,
-                    f"the executor is lost: .{value.func.attr}() returns the module inside it",
-                    remove_statement(file, statement),
-                )
+            if file.segment(statement.targets[0]) == file.segment(receiver) and _is_wrapped(file, receiver):
+                message = f"the executor is lost: .{value.func.attr}() returns the module inside it"
+                yield self.report(file, statement, message, remove_statement(file, statement))

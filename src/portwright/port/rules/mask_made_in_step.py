@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class MaskMadeInStep(Rule):
@@ -39,7 +36,7 @@ class MaskMadeInStep(Rule):
     words = ("tril", "triu")
     cure = "Make the mask once in __init__, keep it with register_buffer, and slice it by fixed numbers."
 
-    def find(self, file: File) -> Iterator[Finding]:
-        for call in [*file.calls("torch.tril", "torch.triu"), *file.methods("tril", "triu")]:
+    def find(self, file: File) -> Findings:
+        for call in file.operations("tril", "triu"):
             if file.flow.in_step(call):
                 yield self.report(file, call, "a triangular mask is made at each step")

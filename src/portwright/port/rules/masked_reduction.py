@@ -1,12 +1,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.masks import is_masked_reduction
 from portwright.port.rewrite import legal_import, text_of
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
+from portwright.port.tree import is_method_call, last_name
+
+
+def is_masked_reduction(file: File, call: ast.Call) -> bool:
+    """Whether the result of `masked_select(...)` is only summed or averaged."""
+    outer = file.tree.parent_call(file.tree.parents[call])
+    is_plain = is_method_call(outer, "sum", "mean") and not outer.args and not outer.keywords
+    return is_plain and last_name(call.func) == "masked_select"
 
 
 class MaskedReduction(Rule):
@@ -41,22 +46,17 @@ class MaskedReduction(Rule):
     words = ("masked_select",)
     cure = "Use legal.masked_sum or legal.masked_mean."
 
-    def find(self, file: File) -> Iterator[Finding]:
-        for call in [*file.calls("torch.masked_select"), *file.methods("masked_select")]:
+    def find(self, file: File) -> Findings:
+        for call in file.operations("masked_select"):
             if not is_masked_reduction(file, call) or not file.flow.in_step(call) or call.keywords:
                 continue
             attribute = file.tree.parents[call]
             outer = file.tree.parents[attribute]
-            assert isinstance(attribute, ast.Attribute)
-            parts = list(call.args)
-            if file.resolve(call.func) is None and isinstance(call.func, ast.Attribute):
-                parts.insert(0, call.func.value)
+            is_method = is_method_call(call) and file.resolve(call.func) is None
+            parts = [*([call.func.value] if is_method else []), *call.args]  # type: ignore[attr-defined]
             legal, imports = legal_import(file)
-            text = f"{legal}.masked_{attribute.attr}({', '.join(text_of(file, part) for part in parts)})"
-            yield self.report(
-                file,
-                outer,
-                "the number of selected values depends on the data",
-                [file.replace(outer, text)],
-                imports,
+            text = (
+                f"{legal}.masked_{last_name(attribute)}({', '.join(text_of(file, part) for part in parts)})"
             )
+            message = "the number of selected values depends on the data"
+            yield self.report(file, outer, message, [file.replace(outer, text)], imports)

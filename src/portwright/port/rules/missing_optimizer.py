@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class MissingOptimizer(Rule):
@@ -31,9 +28,8 @@ class MissingOptimizer(Rule):
     words = ("optim", "LBFGS")
     cure = "Choose one that the target has; another optimizer gives other numbers."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.calls("torch.optim."):
             name = (file.resolve(call.func) or "").removeprefix("torch.optim.")
-            if not name[:1].isupper() or "." in name or name == "Optimizer":
-                continue
-            yield self.report(file, call, f"there is no {name} on this target", given=[name])
+            if name[:1].isupper() and "." not in name and name != "Optimizer":
+                yield self.report(file, call, f"there is no {name} on this target", given=[name])

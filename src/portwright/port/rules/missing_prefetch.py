@@ -1,19 +1,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.pipelines import pipelines_of
 from portwright.port.rewrite import insert_after
-from portwright.port.rule import File, Rule
-from portwright.port.tensorflow_names import tensorflow_of
+from portwright.port.rule import File, Findings
+from portwright.port.tensorflow_names import TensorFlowRule, tensorflow_of
 
 _READY = ("prefetch", "prefetch_to_device")
 _BATCHES = ("batch", "padded_batch", "map_and_batch")
 
 
-class MissingPrefetch(Rule):
+class MissingPrefetch(TensorFlowRule):
     """Finds input functions that return a dataset without prefetch().
 
     ## Why
@@ -48,19 +46,18 @@ class MissingPrefetch(Rule):
     safety = "unsafe"
     words = ("Dataset", "TFRecordDataset", "TextLineDataset")
     cure = "End the pipeline with prefetch(tf.data.AUTOTUNE)."
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         pipelines = pipelines_of(file)
         for statement in file.tree.all(ast.Return):
             value = statement.value
             function = file.tree.function_of(statement)
             if not isinstance(function, ast.FunctionDef) or "input_fn" not in function.name or value is None:
                 continue
-            if not pipelines.is_dataset(value):
-                continue
-            chain = [step.name for step in pipelines.chain_of(value)]
-            if not set(chain) & set(_BATCHES) or set(chain) & set(_READY):
+            chain = (
+                {step.name for step in pipelines.chain_of(value)} if pipelines.is_dataset(value) else set()
+            )
+            if not chain & set(_BATCHES) or chain & set(_READY):
                 continue  # batched elsewhere, or prefetched already
             buffer = tensorflow_of(file).spell("data.AUTOTUNE") or "-1"
             edits = insert_after(file, value, f".prefetch({buffer})")

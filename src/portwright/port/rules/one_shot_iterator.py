@@ -1,18 +1,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Edit, Finding
 from portwright.port.pipelines import pipelines_of
 from portwright.port.rewrite import text_of
-from portwright.port.rule import File, Rule
-from portwright.port.tensorflow_names import tensorflow_of
+from portwright.port.rule import File, Findings
+from portwright.port.tensorflow_names import TensorFlowRule, tensorflow_of
+from portwright.port.tree import is_method_call
 
 _METHODS = ("make_one_shot_iterator", "make_initializable_iterator")
 
 
-class OneShotIterator(Rule):
+class OneShotIterator(TensorFlowRule):
     """Finds iterators that are made of a dataset by hand.
 
     ## Why
@@ -51,42 +50,30 @@ class OneShotIterator(Rule):
     cure = (
         "Return the dataset from input_fn; elsewhere use tf.compat.v1.data.make_one_shot_iterator(dataset)."
     )
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.methods(*_METHODS):
-            assert isinstance(call.func, ast.Attribute)
             dataset = call.func.value
             if call.args or call.keywords:
                 continue
-            edits: list[Edit] = []
             name = tensorflow_of(file).spell(f"compat.v1.data.{call.func.attr}")
-            if name is not None:
-                edits = [file.replace(call, f"{name}({text_of(file, dataset)})")]
+            edits = [] if name is None else [file.replace(call, f"{name}({text_of(file, dataset)})")]
             # The user's own classes may have such a method too.
             yield self.report(
                 file, call, f".{call.func.attr}() is gone from TensorFlow 2", edits,
                 safety="safe" if pipelines_of(file).is_dataset(dataset) else "unsafe",
             )  # fmt: skip
-        for call, _ in tensorflow_of(file).calls("data.make_one_shot_iterator"):
-            returned = _returned(file, call)
-            if returned is not None and call.args:
+        for made, _ in tensorflow_of(file).calls("data.make_one_shot_iterator"):
+            returned = _returned(file, made)
+            if returned is not None and made.args:
                 message = "the Estimator can save the position of a dataset, but not of this iterator"
-                edits = [file.replace(returned, file.segment(call.args[0]))]
-                yield self.report(file, call, message, edits, needs=("fed_by_estimator",), safety="unsafe")
+                edits = [file.replace(returned, file.segment(made.args[0]))]
+                yield self.report(file, made, message, edits, needs=("fed_by_estimator",), safety="unsafe")
 
 
 def _returned(file: File, call: ast.Call) -> ast.Call | None:
     """The get_next() call in `return ITERATOR.get_next()` of an input function."""
-    parent = file.tree.parents.get(call)
-    outer = file.tree.parents.get(parent) if parent is not None else None
-    function = file.tree.function_of(call)
-    if (
-        isinstance(parent, ast.Attribute)
-        and parent.attr == "get_next"
-        and isinstance(outer, ast.Call)
-        and isinstance(file.tree.parents.get(outer), ast.Return)
-        and "input_fn" in getattr(function, "name", "")
-    ):
-        return outer
-    return None
+    outer = file.tree.parent_call(file.tree.parents[call])
+    is_returned = is_method_call(outer, "get_next") and isinstance(file.tree.parents[outer], ast.Return)
+    is_for_input = "input_fn" in getattr(file.tree.function_of(call), "name", "")
+    return outer if is_returned and is_for_input else None

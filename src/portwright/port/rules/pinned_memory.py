@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.places import is_written
 from portwright.port.rewrite import is_constant, keyword, unwrap
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class PinnedMemory(Rule):
@@ -41,7 +39,7 @@ class PinnedMemory(Rule):
     words = ("pin_memory",)
     cure = "Set pin_memory=False: pages are pinned for a GPU's copies only."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         is_own = any("pin_memory" in info.methods for info in file.tree.classes.values())
         for call in file.calls("torch.utils.data.DataLoader"):
             given = keyword(call, "pin_memory")
@@ -49,7 +47,7 @@ class PinnedMemory(Rule):
                 edits = [] if is_own else [file.replace(given.value, "False")]
                 yield self.report(file, given.value, "pinned memory serves a GPU only", edits)
         for call in file.methods("pin_memory"):
-            if not call.args and not call.keywords and isinstance(call.func, ast.Attribute):
+            if not call.args and not call.keywords:
                 edits = [] if is_own or is_written(file, call) else unwrap(file, call, call.func.value)
                 yield self.report(file, call, "pinned memory serves a GPU only", edits)
         # Options gathered first and passed with **: `kwargs = {"num_workers": 1, "pin_memory": True}`.

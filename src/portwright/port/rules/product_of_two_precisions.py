@@ -1,12 +1,10 @@
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
-
-from portwright.port.finding import Edit, Finding
+from portwright.port.finding import Edit
 from portwright.port.rewrite import keyword, legal_import
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.rules.einsum import matmul_for
+from portwright.port.tree import is_method_call
 
 
 class ProductOfTwoPrecisions(Rule):
@@ -42,20 +40,20 @@ class ProductOfTwoPrecisions(Rule):
     words = ("bmm", "einsum")
     cure = "Use matmul, or bring both sides to one dtype first."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         message = "is refused where its sides differ in precision"
         for call in file.calls("torch.bmm"):
             if not file.flow.in_step(call) or keyword(call, "out") is not None or len(call.args) != 2:
                 continue
             edits = []
-            if isinstance(call.func, ast.Attribute):
+            if is_method_call(call):
                 edits = [file.replace(call.func, f"{file.segment(call.func.value)}.matmul")]
             yield self.report(file, call, f"torch.bmm {message}", edits)
         for call in file.methods("bmm"):
-            assert isinstance(call.func, ast.Attribute)
-            if not file.flow.in_step(call) or len(call.args) != 1 or call.keywords:
-                continue
-            if file.flow.kind(call.func.value) not in ("tensor", None):
+            is_plain = len(call.args) == 1 and not call.keywords
+            if not (
+                is_plain and file.flow.in_step(call) and file.flow.kind(call.func.value) in ("tensor", None)
+            ):
                 continue
             _, end = file.source.span(call.func)
             yield self.report(

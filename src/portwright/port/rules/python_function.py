@@ -1,16 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
 from portwright.port.model_functions import functions_of
-from portwright.port.rule import File, Rule
-from portwright.port.tensorflow_names import tensorflow_of
+from portwright.port.rule import File, Findings
+from portwright.port.tensorflow_names import TensorFlowRule, tensorflow_of
 
 _NAMES = ("py_func", "py_function", "numpy_function", "contrib.eager.py_func")
 
 
-class PythonFunction(Rule):
+class PythonFunction(TensorFlowRule):
     """Finds Python functions inside of a TensorFlow graph.
 
     ## Why
@@ -41,9 +38,8 @@ class PythonFunction(Rule):
     needs = ("work_on_device",)
     words = ("py_func", "py_function", "numpy_function")
     cure = "Write it with tf.* functions; what cannot be is done once, when the data is written to files."
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         functions = functions_of(file)
         for call, name in tensorflow_of(file).calls(*_NAMES):
             if functions.in_model(call):

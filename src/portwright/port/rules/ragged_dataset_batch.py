@@ -1,18 +1,17 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Edit, Finding
-from portwright.port.pipelines import Step, pipelines_of
+from portwright.port.pipelines import pipelines_of
 from portwright.port.rewrite import argument, has_star, is_constant, set_keyword
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings
+from portwright.port.tensorflow_names import TensorFlowRule
 
 _POSITIONS = {"batch": 1, "padded_batch": 3, "map_and_batch": 3}
 _EVALUATES = ("eval", "test", "val", "dev", "predict", "infer")
 
 
-class RaggedDatasetBatch(Rule):
+class RaggedDatasetBatch(TensorFlowRule):
     """Finds batches of a tf.data pipeline whose last one can be smaller.
 
     ## Why
@@ -47,9 +46,8 @@ class RaggedDatasetBatch(Rule):
     cure = (
         "Set drop_remainder=True in training; in evaluation pad the last batch and give the padding weight 0."
     )
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for step in pipelines_of(file).steps:
             position = _POSITIONS.get(step.name)
             if position is None or has_star(step.call):
@@ -64,24 +62,19 @@ class RaggedDatasetBatch(Rule):
                 continue
             if _is_for_training(file, step.call):
                 message = "the last batch can be smaller than the others"
-                yield self.report(file, step.call, message, self._edits(file, step, given))
+                edits = set_keyword(file, step.call, "drop_remainder", "True")
+                edits = edits if given is None else [file.replace(given, "True")]
+                yield self.report(file, step.call, message, edits)
             else:
                 message = "the last batch of this evaluation can be smaller than the others"
                 cure = "Pad the last batch and give the padding weight 0 in the metrics, or choose a size that divides the number of samples."
                 yield self.report(file, step.call, message, cure=cure)
 
-    def _edits(self, file: File, step: Step, given: ast.expr | None) -> list[Edit]:
-        if given is not None:
-            return [file.replace(given, "True")]
-        return set_keyword(file, step.call, "drop_remainder", "True")
-
 
 def _pads_to_longest(call: ast.Call) -> bool:
     """Whether padded_shapes is left out, or has None or -1 in it."""
     shapes = argument(call, 1, "padded_shapes")
-    if shapes is None:
-        return True
-    return any(
+    return shapes is None or any(
         is_constant(n, None) or (isinstance(n, ast.UnaryOp) and isinstance(n.op, ast.USub))
         for n in ast.walk(shapes)
     )
@@ -89,12 +82,11 @@ def _pads_to_longest(call: ast.Call) -> bool:
 
 def _is_for_training(file: File, call: ast.Call) -> bool:
     """Whether a dataset is for training, by the names of functions around it and of the variable."""
-    names = [a.name for a in file.tree.ancestors(call) if isinstance(a, ast.FunctionDef)]
+    around = list(file.tree.ancestors(call))
+    names = [a.name for a in around if isinstance(a, ast.FunctionDef)]
+    names += [file.segment(a.test) for a in around if isinstance(a, ast.If)]
     statement = file.tree.statement_of(call)
     if isinstance(statement, ast.Assign):
         names += [file.segment(t) for t in statement.targets]
-    for branch in file.tree.ancestors(call):
-        if isinstance(branch, ast.If):
-            names.append(file.segment(branch.test))
     text = " ".join(names).lower()
     return "train" in text or not any(word in text for word in _EVALUATES)

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.rewrite import argument, has_star, is_constant, keyword, set_keyword
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 def _is_for_training(file: File, call: ast.Call) -> bool:
@@ -63,7 +61,7 @@ class RaggedLastBatch(Rule):
     words = ("DataLoader",)
     cure = "Drop the last batch in training (drop_last=True); in evaluation pad it and mask the padding, so that the metric stays the same."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.calls("torch.utils.data.DataLoader"):
             if (
                 has_star(call)
@@ -72,7 +70,7 @@ class RaggedLastBatch(Rule):
             ):
                 continue
             size = argument(call, 1, "batch_size")
-            if size is None or is_constant(size, 1) or is_constant(size, None):
+            if size is None or is_constant(size, 1, None):
                 continue
             if _is_for_training(file, call):
                 edits = set_keyword(file, call, "drop_last", "True")

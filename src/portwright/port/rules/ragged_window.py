@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
+from portwright.port.tree import is_method_call, is_name
 
 
 def _is_rest(node: ast.expr) -> bool:
@@ -12,10 +11,8 @@ def _is_rest(node: ast.expr) -> bool:
     if not isinstance(node, ast.BinOp) or not isinstance(node.op, ast.Sub):
         return False
     return any(
-        (
-            isinstance(part, ast.Call)
-            and (getattr(part.func, "id", "") == "len" or getattr(part.func, "attr", "") == "size")
-        )
+        (isinstance(part, ast.Call) and is_name(part.func, "len"))
+        or is_method_call(part, "size")
         or (isinstance(part, ast.Attribute) and part.attr == "shape")
         for part in ast.walk(node.left)
     )
@@ -29,7 +26,7 @@ def _bounds_a_slice(file: File, call: ast.Call) -> bool:
         return False
     name, function = statement.targets[0].id, file.tree.function_of(call) or file.tree.module
     return any(
-        isinstance(node, ast.Slice) and any(isinstance(n, ast.Name) and n.id == name for n in ast.walk(node))
+        isinstance(node, ast.Slice) and any(is_name(n, name) for n in ast.walk(node))
         for node in ast.walk(function)
     )
 
@@ -64,9 +61,8 @@ class RaggedWindow(Rule):
     words = ("min(",)
     cure = "Drop the last window, or pad it to the full length and weight the loss by a mask."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.tree.all(ast.Call):
-            if not isinstance(call.func, ast.Name) or call.func.id != "min" or len(call.args) != 2:
-                continue
-            if any(_is_rest(argument) for argument in call.args) and _bounds_a_slice(file, call):
+            is_least = is_name(call.func, "min") and len(call.args) == 2
+            if is_least and any(map(_is_rest, call.args)) and _bounds_a_slice(file, call):
                 yield self.report(file, call, "the last window is shorter than the others")

@@ -1,9 +1,20 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from portwright.port.rule import File, Findings, Rule
+from portwright.port.tree import last_name
 
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+_NAMES = (
+    "rand",
+    "randn",
+    "rand_like",
+    "randn_like",
+    "randint",
+    "randint_like",
+    "bernoulli",
+    "normal",
+    "randperm",
+)
+_MAKERS = [f"torch.{name}" for name in _NAMES]
 
 
 class RandomInForward(Rule):
@@ -36,28 +47,11 @@ class RandomInForward(Rule):
     words = ("rand", "bernoulli", "normal(", "Dropout2d", "AlphaDropout")
     cure = "Pass the noise in as an input of the step, seeded on the host, so that a port can be proven equal; keep it on the device once it is."
 
-    def find(self, file: File) -> Iterator[Finding]:
-        names = (
-            "rand",
-            "randn",
-            "rand_like",
-            "randn_like",
-            "randint",
-            "randint_like",
-            "bernoulli",
-            "normal",
-            "randperm",
-        )
-        for call in [
-            *file.calls(*(f"torch.{name}" for name in names)),
-            *file.methods("bernoulli_", "normal_", "uniform_"),
-        ]:
+    def find(self, file: File) -> Findings:
+        for call in [*file.calls(*_MAKERS), *file.methods("bernoulli_", "normal_", "uniform_")]:
             if file.flow.in_forward(call):
-                name = getattr(call.func, "attr", getattr(call.func, "id", ""))
-                yield self.report(file, call, f"{name}() draws random numbers in forward()")
+                yield self.report(file, call, f"{last_name(call.func)}() draws random numbers in forward()")
         for call in file.calls("random.", "numpy.random."):
             if file.flow.in_forward(call):
-                name = file.resolve(call.func)
-                yield self.report(
-                    file, call, f"{name}() is drawn in forward(): a traced step keeps one value for ever"
-                )
+                message = f"{file.resolve(call.func)}() is drawn in forward(): a traced step keeps one value for ever"
+                yield self.report(file, call, message)

@@ -1,18 +1,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.rewrite import is_constant
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 def _iterates_groups(file: File, node: ast.expr) -> bool:
-    found = file.tree.scope_of(node).lookup(node.id) if isinstance(node, ast.Name) else None
-    return found is not None and any(
+    return any(
         b.kind == "iterate" and b.value is not None and "param_groups" in file.segment(b.value)
-        for b in found[1]
+        for b in file.tree.bindings(node)
     )
 
 
@@ -43,12 +40,8 @@ class RateSetByHand(Rule):
     words = ("param_groups",)
     cure = "Give the rate as a schedule, a function of the step, such as the schedule in params.yaml."
 
-    def find(self, file: File) -> Iterator[Finding]:
-        assignments: list[ast.Assign | ast.AugAssign] = [
-            *file.tree.all(ast.Assign),
-            *file.tree.all(ast.AugAssign),
-        ]
-        for node in assignments:
+    def find(self, file: File) -> Findings:
+        for node in file.tree.all(ast.Assign, ast.AugAssign):
             target = node.targets[0] if isinstance(node, ast.Assign) else node.target
             if not isinstance(target, ast.Subscript) or not is_constant(target.slice, "lr"):
                 continue

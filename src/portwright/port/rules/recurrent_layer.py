@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.legal_form import LegalForm, Use
 from portwright.port.rewrite import legal_import
-from portwright.port.rule import File
+from portwright.port.rule import File, Findings
+from portwright.port.tree import is_name
 
 _CLASSES = frozenset({"LSTM", "GRU", "RNN", "LSTMCell", "GRUCell", "RNNCell"})
 
@@ -55,12 +54,16 @@ class RecurrentLayer(LegalForm):
             return f"Pad to a fixed length instead of packing, then use legal.{use.name.rpartition('.')[2]}."
         return True
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         yield from super().find(file)
         for call in file.tree.all(ast.Call):
-            if not isinstance(call.func, ast.Name) or call.func.id != "getattr" or len(call.args) < 2:
+            if (
+                not is_name(call.func, "getattr")
+                or len(call.args) < 2
+                or isinstance(call.args[1], ast.Constant)
+            ):
                 continue
-            if file.resolve(call.args[0]) != "torch.nn" or isinstance(call.args[1], ast.Constant):
+            if file.resolve(call.args[0]) != "torch.nn":
                 continue
             choices = _choices(file, call)
             if choices and choices <= _CLASSES:

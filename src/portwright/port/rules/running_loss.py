@@ -1,12 +1,7 @@
 from __future__ import annotations
 
-import ast
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
-from portwright.port.host_reads import is_running_sum, short
 from portwright.port.rewrite import swap_method
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class RunningLoss(Rule):
@@ -46,15 +41,8 @@ class RunningLoss(Rule):
     words = (".item(", ".data")
     cure = "Add up detached tensors and read the sum when it is logged."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.methods("item"):
-            if (
-                not call.args
-                and file.flow.in_step(call)
-                and is_running_sum(file, call)
-                and isinstance(call.func, ast.Attribute)
-            ):
-                edits = swap_method(file, call, "detach()")
-                yield self.report(
-                    file, call, f"a running sum reads the device at each step: {short(file, call)}", edits
-                )
+            if not call.args and file.flow.in_step(call) and file.flow.is_running_sum(call):
+                message = f"a running sum reads the device at each step: {file.short(call)}"
+                yield self.report(file, call, message, swap_method(file, call, "detach()"))

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class SamplingInStep(Rule):
@@ -35,7 +32,7 @@ class SamplingInStep(Rule):
     words = ("multinomial", "Categorical")
     cure = "Return the probabilities and sample on the host."
 
-    def find(self, file: File) -> Iterator[Finding]:
-        for call in [*file.calls("torch.multinomial"), *file.methods("multinomial")]:
+    def find(self, file: File) -> Findings:
+        for call in file.operations("multinomial"):
             if file.flow.in_step(call):
                 yield self.report(file, call, "classes are drawn in the step")

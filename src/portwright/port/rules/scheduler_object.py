@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class SchedulerObject(Rule):
@@ -31,7 +28,7 @@ class SchedulerObject(Rule):
     words = ("lr_scheduler",)
     cure = "Give the rate as a schedule, a function of the step, such as the schedule in params.yaml."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.calls("torch.optim.lr_scheduler."):
             name = (file.resolve(call.func) or "").rpartition(".")[2]
             if name[:1].isupper():

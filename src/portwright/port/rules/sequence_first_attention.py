@@ -3,9 +3,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.rewrite import argument, const, has_star
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
+from portwright.port.tree import is_method_call
 
 _BATCH_FIRST = {  # position of the argument batch_first
     "Transformer": 10,
@@ -70,7 +70,7 @@ class SequenceFirstAttention(Rule):
         "Where the batch is first in the step and turned elsewhere, nothing is to be done."
     )
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         if any(_turns_batch(file, call) for call in file.tree.all(ast.Call)):
             return
         for name, position in _BATCH_FIRST.items():
@@ -92,7 +92,7 @@ def _makers(file: File, names: frozenset[str]) -> Iterator[ast.Call]:
 def _turns_batch(file: File, call: ast.Call) -> bool:
     """Whether a call swaps the first two dimensions of a variable, outside __init__() and module level."""
     function = file.tree.function_of(call)
-    if not isinstance(call.func, ast.Attribute) or getattr(function, "name", "__init__") == "__init__":
+    if not is_method_call(call) or getattr(function, "name", "__init__") == "__init__":
         return False
     name, root = call.func.attr, call.func.value
     parts = [*call.args, *(k.value for k in call.keywords)]

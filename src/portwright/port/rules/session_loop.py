@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from itertools import takewhile
 
-from portwright.port.finding import Edit, Finding
+from portwright.port.finding import Edit
 from portwright.port.model_functions import functions_of
-from portwright.port.rule import File, Rule
-from portwright.port.tensorflow_names import tensorflow_of
+from portwright.port.rewrite import keyword
+from portwright.port.rule import File, Findings
+from portwright.port.tensorflow_names import TensorFlowRule, tensorflow_of
+from portwright.port.tree import is_method_call
 
 _SESSIONS = (
     "Session", "InteractiveSession", "train.MonitoredSession", "train.MonitoredTrainingSession", "train.SingularMonitoredSession",
@@ -19,7 +21,7 @@ _MODULES = ("tensorflow", "tensorflow.compat.v1")
 _SWITCHES = ("disable_eager_execution", "disable_v2_behavior", "enable_eager_execution")
 
 
-class SessionLoop(Rule):
+class SessionLoop(TensorFlowRule):
     """Finds training with sessions and placeholders, and a model_fn that trains by itself.
 
     ## Why
@@ -68,9 +70,8 @@ class SessionLoop(Rule):
         *_TRAINS,
     )
     cure = "Bring the model into a model_fn, what is fed into an input_fn, and let the Estimator run them."
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         names, functions = tensorflow_of(file), functions_of(file)
         sessions = [c for c, _ in names.calls(*_SESSIONS) if not functions.in_model_fn(c)]
         fed = [c for c, _ in names.calls(*_GRAPH_ONLY) if not _is_of_serving(file, c)]
@@ -95,8 +96,8 @@ class SessionLoop(Rule):
                 yield self.report(file, call, message, needs=("fed_by_estimator",))
         for name in _TRAINS:
             for call in file.methods(name):
-                receiver = call.func.value  # type: ignore[attr-defined]
-                if functions.in_model_fn(call) and (name != "train" or functions.is_estimator(receiver)):
+                is_training = name != "train" or functions.is_estimator(call.func.value)
+                if is_training and functions.in_model_fn(call):
                     message = f"model_fn calls {name}(), where it should only build a step"
                     yield self.report(
                         file, call, message, cure="Leave it out: the Estimator trains what model_fn builds.", needs=("fed_by_estimator",)
@@ -121,20 +122,16 @@ def _is_of_serving(file: File, call: ast.Call) -> bool:
 
 def _import_of_tensorflow(file: File) -> ast.stmt | None:
     """The top-level import that defines `tf`."""
-    for node in file.tree.module.body:
-        if isinstance(node, ast.Import) and any(a.name in _MODULES for a in node.names):
-            return node
-    return None
+    imports = (node for node in file.tree.module.body if isinstance(node, ast.Import))
+    return next((node for node in imports if any(a.name in _MODULES for a in node.names)), None)
 
 
 def _insert_behind_imports(file: File, statement: ast.stmt, text: str) -> list[Edit]:
     """Inserts a text after the block of imports that starts here."""
-    body, last = file.tree.module.body, statement
-    for node in body[body.index(statement) + 1 :]:
-        if not isinstance(node, (ast.Import, ast.ImportFrom)):
-            break
-        last = node
-    behind = body[body.index(last) + 1 : body.index(last) + 2]
+    body = file.tree.module.body
+    rest = body[body.index(statement) :]
+    imports = list(takewhile(lambda node: isinstance(node, (ast.Import, ast.ImportFrom)), rest))
+    last, behind = imports[-1], rest[len(imports) :]
     if behind and behind[0].lineno == last.end_lineno:  # a statement on the same line
         _, end = file.source.span(last)
         return [Edit(end, end, f"; {text}")]
@@ -147,13 +144,7 @@ def _insert_behind_imports(file: File, statement: ast.stmt, text: str) -> list[E
 def _runs_steps(file: File, call: ast.Call) -> bool:
     """Whether the function around a session has a loop that runs it."""
     around: ast.AST = file.tree.function_of(call) or file.tree.module
-    for node in ast.walk(around):
-        is_run = (
-            isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "run"
-        )
-        if not is_run:
-            continue
-        assert isinstance(node, ast.Call)
-        if any(k.arg == "feed_dict" for k in node.keywords) or file.tree.loops_of(node):
-            return True
-    return False
+    return any(
+        is_method_call(node, "run") and (keyword(node, "feed_dict") or file.tree.loops_of(node))
+        for node in ast.walk(around)
+    )

@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
+from portwright.port.tree import is_method_call
 
 
 def _is_other(file: File, node: ast.expr) -> bool:
@@ -55,15 +54,12 @@ class SeveralUpdates(Rule):
     words = ("backward(",)
     cure = "Add the losses up to one, or compile a step for each optimizer; the two networks of a GAN become two compiled models that share weights."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for region, calls in file.flow.step_regions.items():
             optimizers = {
                 file.segment(node.func.value)
                 for node in ast.walk(region)
-                if isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Attribute)
-                and node.func.attr == "step"
-                and not _is_other(file, node.func.value)
+                if is_method_call(node, "step") and not _is_other(file, node.func.value)
             }
             if len(optimizers) > 1:
                 named = ", ".join(sorted(optimizers))

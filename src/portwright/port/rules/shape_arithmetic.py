@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
+from portwright.port.tree import is_method_call, last_name
 
 
 def _mentions_shape(node: ast.expr) -> bool:
@@ -14,8 +13,7 @@ def _mentions_shape(node: ast.expr) -> bool:
     ):
         return False
     return any(
-        (isinstance(part, ast.Attribute) and part.attr == "shape")
-        or (isinstance(part, ast.Call) and isinstance(part.func, ast.Attribute) and part.func.attr == "size")
+        (isinstance(part, ast.Attribute) and part.attr == "shape") or is_method_call(part, "size")
         for part in ast.walk(node)
     )
 
@@ -55,18 +53,12 @@ class ShapeArithmetic(Rule):
     words = ("size(", "shape")
     cure = "Compute such numbers from fixed settings in __init__, and assert in forward that the shape is the expected one."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         reported = set()
         for call in file.tree.all(ast.Call):
-            name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-            if (
-                name not in ("int", "round", "ceil", "floor")
-                or not call.args
-                or not file.flow.in_forward(call)
-            ):
+            if last_name(call.func) not in ("int", "round", "ceil", "floor") or not call.args:
                 continue
             function = file.tree.function_of(call)
-            if function in reported or not _mentions_shape(call.args[0]):
-                continue
-            reported.add(function)
-            yield self.report(file, call, "this size is rounded from the shape of an input")
+            if function not in reported and file.flow.in_forward(call) and _mentions_shape(call.args[0]):
+                reported.add(function)
+                yield self.report(file, call, "this size is rounded from the shape of an input")

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.rewrite import const
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class SliceAssignment(Rule):
@@ -39,14 +37,9 @@ class SliceAssignment(Rule):
     words = ("] =", "]=")
     cure = "Build the tensor from its parts: torch.cat, torch.stack or torch.where."
 
-    def find(self, file: File) -> Iterator[Finding]:
-        assignments: list[ast.Assign | ast.AugAssign] = [
-            *file.tree.all(ast.Assign),
-            *file.tree.all(ast.AugAssign),
-        ]
-        for node in assignments:
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for target in targets:
+    def find(self, file: File) -> Findings:
+        for node in file.tree.all(ast.Assign, ast.AugAssign):
+            for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
                 if (
                     isinstance(target, ast.Subscript)
                     and not isinstance(const(target.slice), str)

@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
 from portwright.port.rewrite import is_constant, keyword
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class SortingInStep(Rule):
@@ -38,8 +35,8 @@ class SortingInStep(Rule):
     words = ("topk(", "argsort(", "sort(")
     cure = "Sort on the host, after the step."
 
-    def find(self, file: File) -> Iterator[Finding]:
-        for call in [*file.calls("torch.topk"), *file.methods("topk")]:
+    def find(self, file: File) -> Findings:
+        for call in file.operations("topk"):
             given = keyword(call, "sorted")
             if given is not None and is_constant(given.value, False) and file.flow.in_step(call):
                 edits = [file.replace(given.value, "True")]
@@ -49,9 +46,5 @@ class SortingInStep(Rule):
             *file.methods("topk", "argsort"),
         ]:
             if file.flow.in_step(call):
-                yield self.report(
-                    file,
-                    call,
-                    "sorting is on no public list of this target's operations",
-                    needs=("no_sorting",),
-                )
+                message = "sorting is on no public list of this target's operations"
+                yield self.report(file, call, message, needs=("no_sorting",))

@@ -1,16 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
 from portwright.port.model_functions import functions_of
-from portwright.port.rule import File, Rule
-from portwright.port.tensorflow_names import tensorflow_of
+from portwright.port.rule import File, Findings
+from portwright.port.tensorflow_names import TensorFlowRule, tensorflow_of
 
 _KINDS = ("scalar", "histogram", "image", "audio", "text", "tensor_summary", "merge_all")
 
 
-class SummaryInModel(Rule):
+class SummaryInModel(TensorFlowRule):
     """Finds summaries in model code.
 
     ## Why
@@ -44,9 +41,8 @@ class SummaryInModel(Rule):
     needs = ("no_summaries",)
     words = ("summary",)
     cure = "Keep few scalars, and write them every so many steps (save_summary_steps); make the rest on CPU or GPU."
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         functions = functions_of(file)
         for call, name in tensorflow_of(file).calls("summary.", "contrib.summary."):
             if name.rpartition(".")[2] in _KINDS and functions.in_model(call):

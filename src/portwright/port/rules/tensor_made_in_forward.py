@@ -2,22 +2,24 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from itertools import takewhile
 
-from portwright.port.devices import is_device_value, is_host, words
-from portwright.port.finding import Edit, Finding
+from portwright.port.devices import is_device_value, is_host
+from portwright.port.finding import Edit
 from portwright.port.names import split_reference
 from portwright.port.places import device_safety, is_own, tensor_at_hand
 from portwright.port.project import read_source
 from portwright.port.rewrite import has_star, keyword, set_keyword
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.source import UnreadableError
+from portwright.port.tree import is_method_call, words
 
 _MAKERS = ("zeros", "ones", "full", "arange", "linspace", "eye", "tensor", "empty")
-_CASTS = frozenset(["float", "half", "bfloat16", "double", "long", "int", "bool"])
-_MOVES = frozenset(["to", "cuda", "cpu", "type_as", "type"])
-_READS = frozenset(["item", "tolist", "numpy"])
+_CASTS = words("float half bfloat16 double long int bool")
+_MOVES = words("to cuda cpu type_as type")
+_READS = words("item tolist numpy")
 _DRAWS = words("normal_ uniform_ random_ bernoulli_ exponential_ log_normal_ geometric_ cauchy_")
-_HOST_READERS = frozenset(["int", "float", "list", "range", "len"])
+_HOST_READERS = words("int float list range len")
 
 
 def _uses(file: File, call: ast.Call) -> Iterator[ast.expr]:
@@ -38,27 +40,17 @@ def _uses(file: File, call: ast.Call) -> Iterator[ast.expr]:
 
 def _methods_of(file: File, node: ast.expr) -> Iterator[tuple[str, ast.expr]]:
     """The chain of methods called on a value, each with its result."""
-    while True:
-        attribute = file.tree.parents.get(node)
-        outer = file.tree.parents.get(attribute) if attribute is not None else None
-        if (
-            not isinstance(attribute, ast.Attribute)
-            or not isinstance(outer, ast.Call)
-            or outer.func is not attribute
-        ):
-            return
-        yield attribute.attr, outer
+    while is_method_call(outer := file.tree.parent_call(file.tree.parents[node])):
+        yield outer.func.attr, outer
         node = outer
 
 
 def _is_for_the_host(file: File, call: ast.Call) -> bool:
     """Whether values are drawn into the tensor, or it is read or moved, so that it is made on the host on purpose."""
     for use in _uses(file, call):
-        for method, _ in _methods_of(file, use):
-            if method in _READS or (method in _MOVES and use is call):
-                return True
-            if method in _DRAWS:
-                return True
+        methods = {method for method, _ in _methods_of(file, use)}
+        if methods & (_READS | _DRAWS) or (methods & _MOVES and use is call):
+            return True
         outer = file.tree.parents.get(use)
         if isinstance(outer, ast.Call) and use in outer.args:
             name = file.resolve(outer.func) or str(getattr(outer.func, "id", ""))
@@ -128,7 +120,7 @@ class TensorMadeInForward(Rule):
     words = ("torch.", "zeros", "ones", "arange", "tensor(", "full(", "eye(", "from_numpy")
     cure = "Make it on the device of an input (device=x.device), or once in __init__ with register_buffer."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for name in (*_MAKERS, "from_numpy"):
             for call in file.calls(f"torch.{name}"):
                 given = keyword(call, "device")
@@ -145,15 +137,12 @@ class TensorMadeInForward(Rule):
                 elif is_host(file, given.value) and file.flow.in_forward(call):
                     yield self.report(file, call, f"torch.{name}() makes a tensor on the host in forward()")
 
-    def _report(self, file: File, call: ast.Call, name: str) -> Iterator[Finding]:
+    def _report(self, file: File, call: ast.Call, name: str) -> Findings:
         tensor = tensor_at_hand(file, call)
         place = "forward()" if file.flow.in_forward(call) else "a step"
         message = f"torch.{name}() makes a tensor on the host in {place}"
-        whole: ast.expr = call
-        for method, outer in _methods_of(file, call):
-            if method not in _CASTS:
-                break
-            whole = outer
+        casts = list(takewhile(lambda step: step[0] in _CASTS, _methods_of(file, call)))
+        whole = casts[-1][1] if casts else call
         if tensor is None:
             if file.flow.in_forward(call) or keyword(call, "device") is not None:
                 yield self.report(file, call, message)

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding, Safety
-from portwright.port.rule import File, Rule
+from portwright.port.finding import Safety
+from portwright.port.rule import File, Findings
 from portwright.port.tensorflow_names import (
     Reference,
+    TensorFlowRule,
     is_legacy_keras,
     row_of,
     spell_old,
@@ -20,7 +20,7 @@ _BEFORE_1 = frozenset({  # names removed in TensorFlow 1.0, which tf.compat.v1 l
 })  # fmt: skip
 
 
-class TensorFlow1Name(Rule):
+class TensorFlow1Name(TensorFlowRule):
     """Finds names of TensorFlow 1 that `tf` lacks, or means otherwise.
 
     ## Why
@@ -59,9 +59,8 @@ class TensorFlow1Name(Rule):
     safety = "safe"
     words = ("tensorflow",)
     cure = "Write tf.compat.v1 in front of it."
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         names = tensorflow_of(file)
         for reference in names.named(*_BEFORE_1):
             cure = "Write what TensorFlow 1.0 made of it, such as tf.multiply for tf.mul, and port that."
@@ -81,7 +80,7 @@ class TensorFlow1Name(Rule):
                 continue
             if names.needs_version_1(reference):
                 row = row_of(reference.name)
-                is_safe = not names.may_be_for_both or row is None or row.kind in ("gone", "module")
+                is_safe = not names.may_be_for_both or row is None or row.is_gone
                 yield self.report(
                     file, reference.node, _say(reference), spell_old(file, reference),
                     safety="safe" if is_safe else "unsafe",
@@ -89,7 +88,7 @@ class TensorFlow1Name(Rule):
         for statement in {node for node, _, _ in names.imports}:
             yield from self._imported(file, statement, "unsafe" if names.may_be_for_both else "safe")
 
-    def _imported(self, file: File, statement: ast.ImportFrom, safety: Safety) -> Iterator[Finding]:
+    def _imported(self, file: File, statement: ast.ImportFrom, safety: Safety) -> Findings:
         below = (statement.module or "").removeprefix("tensorflow")
         full = {a: f"{below}.{a.name}".removeprefix(".") for a in statement.names}
         old = [
@@ -110,9 +109,8 @@ class TensorFlow1Name(Rule):
 
 def _say(reference: Reference) -> str:
     row = row_of(reference.name)
-    if row is not None and row.kind in ("gone", "module"):
-        return f"tf.{reference.name} is gone from TensorFlow 2"
-    return f"tf.{reference.name} means something else in TensorFlow 2"
+    fate = "is gone from" if row is not None and row.is_gone else "means something else in"
+    return f"tf.{reference.name} {fate} TensorFlow 2"
 
 
 def _spell(alias: ast.alias) -> str:

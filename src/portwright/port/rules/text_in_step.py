@@ -1,12 +1,10 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.switches import shows_text
-from portwright.port.tree import FUNCTIONS
+from portwright.port.tree import FUNCTIONS, last_name
 
 
 def _is_seldom(file: File, call: ast.Call) -> bool:
@@ -59,13 +57,11 @@ class TextInStep(Rule):
     words = ("print(", "set_postfix", "set_description", "logger", "logging", "warnings")
     cure = "Print every so many steps only."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.tree.all(ast.Call):
-            name = getattr(call.func, "id", getattr(call.func, "attr", ""))
+            name = last_name(call.func)
             is_progress = name in ("set_postfix", "set_description", "set_postfix_str")
-            if not is_progress and not shows_text(file, call):
-                continue
-            if not call.args and not call.keywords:
+            if not (call.args or call.keywords) or not (is_progress or shows_text(file, call)):
                 continue
             if file.flow.in_training_step(call) and not _is_seldom(file, call):
                 yield self.report(file, call, f"text is made at each step: {name}()")

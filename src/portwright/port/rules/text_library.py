@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
+from portwright.port.tree import imported_tops
 
 
 class TextLibrary(Rule):
@@ -33,16 +32,10 @@ class TextLibrary(Rule):
     words = ("torchtext", "spacy")
     cure = "Tokenise once, beforehand, and write arrays of numbers of a fixed length that the loader reads."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         seen: set[str] = set()
-        imports: list[ast.Import | ast.ImportFrom] = [
-            *file.tree.all(ast.Import),
-            *file.tree.all(ast.ImportFrom),
-        ]
-        for node in imports:
-            names = [a.name for a in node.names] if isinstance(node, ast.Import) else [node.module or ""]
-            for library in sorted({name.partition(".")[0] for name in names} & {"torchtext", "spacy"} - seen):
+        for node in file.tree.all(ast.Import, ast.ImportFrom):
+            for library in sorted(set(imported_tops(node)) & {"torchtext", "spacy"} - seen):
                 seen.add(library)
-                yield self.report(
-                    file, node, f"{library} is not on accelerator systems, and tokenises while training runs"
-                )
+                message = f"{library} is not on accelerator systems, and tokenises while training runs"
+                yield self.report(file, node, message)

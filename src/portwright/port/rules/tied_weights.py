@@ -1,10 +1,9 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
+from portwright.port.tree import last_name
 
 
 class TiedWeights(Rule):
@@ -42,12 +41,10 @@ class TiedWeights(Rule):
     words = (".weight",)
     cure = "Put both uses on one device or stage, and check after wrapping that they are still one tensor."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for node in file.tree.all(ast.Assign):
             target, value = node.targets[0], node.value
-            if not isinstance(target, ast.Attribute) or not isinstance(value, ast.Attribute):
-                continue
-            if target.attr == value.attr == "weight" and file.tree.class_of(node) is not None:
-                yield self.report(
-                    file, node, f"{file.segment(target)} and {file.segment(value)} are one tensor"
-                )
+            are_weights = isinstance(target, ast.Attribute) and isinstance(value, ast.Attribute)
+            if are_weights and last_name(target) == last_name(value) == "weight" and file.tree.class_of(node):
+                message = f"{file.segment(target)} and {file.segment(value)} are one tensor"
+                yield self.report(file, node, message)

@@ -1,14 +1,11 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
 from portwright.port.devices import is_device, is_move, self_moves
-from portwright.port.finding import Finding
-from portwright.port.host_reads import short
 from portwright.port.places import device_safety, is_idle_move, keeps_original, settle_move
 from portwright.port.rewrite import remove_statement
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class ToDevice(Rule):
@@ -50,7 +47,7 @@ class ToDevice(Rule):
     words = (".to(",)
     cure = "Leave placement to the target."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         safety = device_safety(file)
         handled: set[ast.AST] = set()
         for statement in file.tree.all(ast.Assign):
@@ -58,26 +55,19 @@ class ToDevice(Rule):
             calls = self_moves(file, statement)
             if len(calls) > 1 and all(is_idle_move(file, c) for c in calls):
                 handled.update(calls)
+                edits = remove_statement(file, statement)
                 yield self.report(
-                    file,
-                    statement,
-                    "tensors are moved to a device by hand",
-                    remove_statement(file, statement),
-                    safety=safety,
+                    file, statement, "tensors are moved to a device by hand", edits, safety=safety
                 )
         for call in file.methods("to"):
-            if call in handled or not is_move(file, call) or not isinstance(call.func, ast.Attribute):
+            if call in handled or not is_move(file, call):
                 continue
             rest = [a for a in call.args if not is_device(file, a)]
             rest_keywords = [k for k in call.keywords if k.arg not in ("device", "non_blocking")]
             kept = ", ".join(file.segment(part) for part in [*rest, *rest_keywords])
-            edits = settle_move(file, call, kept)
-            if edits is not None:
-                why = (
-                    ": only there is it a copy, which is written in place"
-                    if keeps_original(file, call)
-                    else " by hand"
-                )
-                yield self.report(
-                    file, call, f"{short(file, call)} moves to a device{why}", edits, safety=safety
-                )
+            settled = settle_move(file, call, kept)
+            if settled is not None:
+                is_copy = keeps_original(file, call)
+                why = ": only there is it a copy, which is written in place" if is_copy else " by hand"
+                message = f"{file.short(call)} moves to a device{why}"
+                yield self.report(file, call, message, settled, safety=safety)

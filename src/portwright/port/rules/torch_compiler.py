@@ -2,11 +2,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 
-from portwright.port.finding import Edit, Finding
+from portwright.port.finding import Edit
 from portwright.port.rewrite import has_star, torch_name, unwrap
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.tree import FUNCTIONS
 
 _ASKS = re.compile(rb"is_compiling|is_scripting|is_dynamo")
@@ -21,15 +20,11 @@ def _keeps_names(file: File, call: ast.Call) -> bool:
     reference = file.resolve(call.args[0]) or ""
     if reference.startswith(f"{file.source.path}::") and not file.names.is_module_class(reference):
         return True
-    statement = file.tree.parents[call]
-    target = (
-        statement.targets[0] if isinstance(statement, ast.Assign) and len(statement.targets) == 1 else None
-    )
-    if not isinstance(target, ast.Name):
-        return False
-    return (file.tree.function_of(call) is not None or _is_run(file, call)) and _is_only_called(
-        file, target, target.id
-    )
+    match file.tree.parents[call]:
+        case ast.Assign([ast.Name(name) as target]):
+            is_alone = file.tree.function_of(call) is not None or _is_run(file, call)
+            return is_alone and _is_only_called(file, target, name)
+    return False
 
 
 def _is_run(file: File, node: ast.AST) -> bool:
@@ -46,10 +41,7 @@ def _is_only_called(file: File, place: ast.AST, name: str, depth: int = 0) -> bo
     owner = file.tree.scope_of(place).lookup(name)
     if owner is None or isinstance(owner[0].node, ast.ClassDef) or depth > 3:
         return False
-    for use in file.tree.all(ast.Name):
-        found = file.tree.scope_of(use).lookup(name) if use.id == name else None
-        if found is None or found[0] is not owner[0] or not isinstance(use.ctx, ast.Load):
-            continue
+    for use in file.tree.reads(name, owner[0]):
         outer = file.tree.parents[use]
         outer = file.tree.parents[outer] if isinstance(outer, ast.keyword) else outer
         if isinstance(outer, ast.Attribute) and outer.attr in _SHOWS_NO_NAMES:
@@ -65,8 +57,7 @@ def _is_only_called(file: File, place: ast.AST, name: str, depth: int = 0) -> bo
 
 def _parameter(file: File, call: ast.Call, argument: ast.Name) -> tuple[ast.stmt, str] | None:
     """The parameter of a function of this file to which a call passes an argument, after the function's first statement."""
-    found = file.tree.scope_of(call.func).lookup(call.func.id) if isinstance(call.func, ast.Name) else None
-    function = found[1][0].node if found and len(found[1]) == 1 else None
+    function = file.tree.only_definition(call.func)
     if not isinstance(function, FUNCTIONS) or has_star(call):
         return None
     places = [*function.args.posonlyargs, *function.args.args]
@@ -119,30 +110,17 @@ class TorchCompiler(Rule):
     words = ("compile(", "torch.compile", "jit", "cpp_extension", "RawKernel")
     cure = "Leave it out: the target's own compiler takes its place."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.calls("torch.compile", "torch.jit.script", "torch.jit.trace"):
-            if (
-                not call.args
-                or isinstance(call.args[0], ast.Starred)
-                or isinstance(
-                    file.tree.parents.get(call), (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-                )
-            ):
+            is_decorator = isinstance(file.tree.parents[call], (*FUNCTIONS, ast.ClassDef))
+            if is_decorator or not call.args or isinstance(call.args[0], ast.Starred):
                 continue
-            yield self.report(
-                file,
-                call,
-                f"{file.resolve(call.func)} compiles for a CPU or GPU",
-                unwrap(file, call, call.args[0]),
-                # Results of torch.jit can be saved and inspected; a plain module cannot.
-                safety="safe"
-                if file.resolve(call.func) == "torch.compile" and _keeps_names(file, call)
-                else "unsafe",
-            )
-        definitions: list[ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef] = [
-            *file.tree.all(ast.FunctionDef), *file.tree.all(ast.AsyncFunctionDef), *file.tree.all(ast.ClassDef)
-        ]  # fmt: skip
-        for function in definitions:
+            # Results of torch.jit can be saved and inspected; a plain module cannot.
+            is_safe = file.resolve(call.func) == "torch.compile" and _keeps_names(file, call)
+            message = f"{file.resolve(call.func)} compiles for a CPU or GPU"
+            edits = unwrap(file, call, call.args[0])
+            yield self.report(file, call, message, edits, safety="safe" if is_safe else "unsafe")
+        for function in [*file.tree.all(*FUNCTIONS), *file.tree.all(ast.ClassDef)]:
             for decorator in function.decorator_list:
                 target = decorator.func if isinstance(decorator, ast.Call) else decorator
                 name = file.resolve(target)
@@ -154,21 +132,14 @@ class TorchCompiler(Rule):
                     edits = [Edit(start, end, "")] if alone else []
                     asks = _ASKS.search(file.source.data) or isinstance(function, ast.ClassDef)
                     asks = asks or (name != "torch.compile" and not _is_plain(file, function))
-                    yield self.report(
-                        file,
-                        decorator,
-                        f"{name} compiles for a CPU or GPU",
-                        edits,
-                        safety="unsafe" if asks else "safe",
-                    )
-        for info in file.tree.all(ast.ClassDef):
-            for base in info.bases:
-                if file.resolve(base) == "torch.jit.ScriptModule":
-                    module = torch_name(file, base)
-                    edits = [file.replace(base, f"{module}.nn.Module")] if module else []
-                    yield self.report(
-                        file, base, "a ScriptModule is compiled for a CPU or GPU", edits, safety="unsafe"
-                    )
+                    message = f"{name} compiles for a CPU or GPU"
+                    yield self.report(file, decorator, message, edits, safety="unsafe" if asks else "safe")
+        for base in (base for node in file.tree.all(ast.ClassDef) for base in node.bases):
+            if file.resolve(base) == "torch.jit.ScriptModule":
+                module = torch_name(file, base)
+                edits = [file.replace(base, f"{module}.nn.Module")] if module else []
+                message = "a ScriptModule is compiled for a CPU or GPU"
+                yield self.report(file, base, message, edits, safety="unsafe")
         for call in file.calls(
             "torch.utils.cpp_extension.load", "torch.utils.cpp_extension.load_inline", "cupy.RawKernel"
         ):

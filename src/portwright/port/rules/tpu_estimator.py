@@ -1,17 +1,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings
 from portwright.port.tensorflow_homes import TPU
-from portwright.port.tensorflow_names import lend, tensorflow_of
+from portwright.port.tensorflow_names import TensorFlowRule, lend, tensorflow_of
 
 _PLACES = ("contrib.tpu.", "estimator.tpu.")
 
 
-class TpuEstimator(Rule):
+class TpuEstimator(TensorFlowRule):
     """Takes the TPU's estimator, its spec and its configuration from portwright.tensorflow.
 
     ## Why
@@ -45,9 +43,8 @@ class TpuEstimator(Rule):
     safety = "safe"
     words = ("tpu",)
     cure = "Take it from portwright.tensorflow; for a CS system give the model_fn to CerebrasEstimator."
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for reference in tensorflow_of(file).named(*_PLACES, *(place.removesuffix(".") for place in _PLACES)):
             if reference.root is None and not isinstance(reference.node, ast.Attribute):
                 continue  # imported by its own name

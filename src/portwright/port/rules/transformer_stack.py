@@ -4,19 +4,11 @@ import ast
 import re
 from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.legal_form import LegalForm
 from portwright.port.rewrite import layers_import
-from portwright.port.rule import File
+from portwright.port.rule import File, Findings
 
-_NAMES = (
-    "Transformer",
-    "TransformerEncoder",
-    "TransformerEncoderLayer",
-    "TransformerDecoder",
-    "TransformerDecoderLayer",
-    "MultiheadAttention",
-)
+_KINDS = "Transformer TransformerEncoder TransformerEncoderLayer TransformerDecoder TransformerDecoderLayer MultiheadAttention"
 _LOOKS_INSIDE = re.compile(
     r"register_\w*(forward|backward)\w*hook|\bprune\b|\b(weight|spectral)_norm\b|\bjit\b"
 )
@@ -69,21 +61,20 @@ class TransformerStack(LegalForm):
     reason = "torch's own reads back whether its mask is causal"
     cure = "Use the layer of the same name in portwright.layers, which computes the same and has the same weights."
     library = "portwright.layers"
-    also = {f"torch.nn.{name}": name for name in _NAMES}
+    also = {f"torch.nn.{name}": name for name in _KINDS.split()}
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         name, imports = layers_import(file)
         looked_into = _LOOKS_INSIDE.search(file.source.text) is not None
         for dotted, own in self.layers.items():
             for node in [*self._layer_uses(file, dotted), *_in_subclasses(file, dotted)]:
-                call = file.tree.parents.get(node)
-                place = call if isinstance(call, ast.Call) and call.func is node else node
+                outer, place = file.tree.parents[node], file.tree.parent_call(node) or node
                 message = f"{dotted.replace('torch.', '')}: {self.reason}"
                 if looked_into:
                     cure = f"See that nothing needs torch's own parts, then use portwright.layers.{own}."
                     yield self.report(file, place, message, cure=cure)
-                elif isinstance(call, ast.ClassDef) and not _only_adds(file, call):
-                    cure = f"See that what {call.name} overrides is there too, then derive it from portwright.layers.{own}."
+                elif isinstance(outer, ast.ClassDef) and not _only_adds(file, outer):
+                    cure = f"See that what {outer.name} overrides is there too, then derive it from portwright.layers.{own}."
                     yield self.report(file, place, message, cure=cure)
                 else:
                     yield self.report(file, place, message, [file.replace(node, f"{name}.{own}")], imports)

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.rewrite import swap_method
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 from portwright.port.switches import is_loaded
+from portwright.port.tree import is_method_call
 
 _CASTS = {
     "FloatTensor": "float", "DoubleTensor": "double", "HalfTensor": "half", "BFloat16Tensor": "bfloat16",
@@ -49,11 +48,9 @@ class TypeByName(Rule):
     words = (".type(",)
     cure = "Use .to(x), which takes dtype and device from a tensor."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.methods("type"):
-            if len(call.args) != 1 or call.keywords or not isinstance(call.func, ast.Attribute):
-                continue
-            if not file.flow.in_step(call):
+            if len(call.args) != 1 or call.keywords or not file.flow.in_step(call):
                 continue
             inner, is_tensor = call.args[0], file.flow.is_tensor(call.func.value)
             cast = _cast(file, inner)
@@ -64,12 +61,7 @@ class TypeByName(Rule):
                     file, call, f"{file.segment(inner)} names a type of the host's tensors", edits,
                     safety="safe" if is_tensor and stays else "unsafe",
                 )  # fmt: skip
-            elif (
-                isinstance(inner, ast.Call)
-                and isinstance(inner.func, ast.Attribute)
-                and inner.func.attr == "type"
-                and not inner.args
-            ):
+            elif is_method_call(inner, "type") and not inner.args:
                 edits = swap_method(file, call, f"to({file.segment(inner.func.value)})")
                 yield self.report(
                     file, call, "a dtype and device are passed on by their name", edits,

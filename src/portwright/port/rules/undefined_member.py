@@ -1,15 +1,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
 
-from portwright.port.finding import Finding
 from portwright.port.names import members_of_enum
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
+from portwright.port.tree import last_name, words
 
-_VENDORS = frozenset(
-    {"poptorch", "popart", "samba", "sambaflow", "cstorch", "cerebras", "torch", "nn", "htcore"}
-)
+_VENDORS = words("poptorch popart samba sambaflow cstorch cerebras torch nn htcore")
 
 
 class UndefinedMember(Rule):
@@ -53,29 +50,18 @@ class UndefinedMember(Rule):
     words = ("poptorch", "samba", "cstorch", "cerebras", "torch", "Enum", "ComputeMode", "Mode", ".")
     cure = "Define the member, or import the name, and guard an import that may fail."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for name in file.tree.all(ast.Name):
             if name.id not in _VENDORS or not isinstance(name.ctx, ast.Load):
                 continue
             if isinstance(file.tree.parents.get(name), ast.Attribute) and file.names.is_undefined(name):
                 yield self.report(file, name, f"'{name.id}' is used here and imported nowhere in the file")
         for node in file.tree.all(ast.Attribute):
-            if (
-                not isinstance(node.value, (ast.Name, ast.Attribute))
-                or not isinstance(node.ctx, ast.Load)
-                or node.attr.startswith("_")
-            ):
-                continue
-            last = node.value.attr if isinstance(node.value, ast.Attribute) else node.value.id
-            if not last[:1].isupper():  # classes are
-                continue
-            owner = file.resolve(node.value)
-            if owner is None or "::" not in owner:
-                continue
-            members = members_of_enum(file.names, owner)
+            is_read = isinstance(node.ctx, ast.Load) and not node.attr.startswith("_")
+            is_class = last_name(node.value)[:1].isupper()
+            owner = (file.resolve(node.value) if is_read and is_class else None) or ""
+            members = members_of_enum(file.names, owner) if "::" in owner else None
             if members is not None and node.attr not in members:
-                yield self.report(
-                    file,
-                    node,
-                    f"{file.segment(node)} does not exist: {owner.rpartition('::')[2]} has no {node.attr}",
-                )
+                enum = owner.rpartition("::")[2]
+                message = f"{file.segment(node)} does not exist: {enum} has no {node.attr}"
+                yield self.report(file, node, message)

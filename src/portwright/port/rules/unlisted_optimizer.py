@@ -1,15 +1,12 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
-from portwright.port.tensorflow_names import tensorflow_of
+from portwright.port.rule import File, Findings
+from portwright.port.tensorflow_names import TensorFlowRule, tensorflow_of
 
 _PLACES = ("train.", "keras.optimizers.", "keras.optimizers.legacy.", "contrib.opt.")
 
 
-class UnlistedOptimizer(Rule):
+class UnlistedOptimizer(TensorFlowRule):
     """Finds optimizers that a CS system has no update for.
 
     ## Why
@@ -38,15 +35,11 @@ class UnlistedOptimizer(Rule):
     needs = ("known_tensorflow_optimizers",)
     words = ("Optimizer", "optimizers")
     cure = "Use SGD, momentum, Adam, AdamW or RMSProp."
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call, name in tensorflow_of(file).calls(*_PLACES):
             last = name.rpartition(".")[2]
-            if name.startswith("train.") and not last.endswith("Optimizer"):
-                continue
-            if not last[:1].isupper() or ".schedules." in name:
-                continue
-            yield self.report(
-                file, call, f"{last} is not among the optimizers of the target's TensorFlow", given=[last]
-            )
+            is_other = name.startswith("train.") and not last.endswith("Optimizer")
+            if last[:1].isupper() and ".schedules." not in name and not is_other:
+                message = f"{last} is not among the optimizers of the target's TensorFlow"
+                yield self.report(file, call, message, given=[last])

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 _NAMES = """
 svd inverse pinverse cholesky cholesky_solve eig symeig qr lu matrix_exp det slogdet logdet complex polar
@@ -47,9 +44,8 @@ class UnloweredOperation(Rule):
     words = tuple(_SIGNS.split())
     cure = "Compute it on the host before the step, or replace it: legal.rfft_parts, legal.fft_parts and legal.stft_parts do small transforms by fixed matrices."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.calls("torch.fft.", "torch.linalg.", *_REFUSED):
             name = file.resolve(call.func) or ""
-            if name in _TAKEN or not (file.flow.in_step(call) or name.startswith("torch.nn.C")):
-                continue
-            yield self.report(file, call, f"{name} is not lowered there")
+            if name not in _TAKEN and (file.flow.in_step(call) or name.startswith("torch.nn.C")):
+                yield self.report(file, call, f"{name} is not lowered there")

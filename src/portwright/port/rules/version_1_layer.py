@@ -1,10 +1,8 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings
 from portwright.port.tensorflow_names import (
+    TensorFlowRule,
     is_legacy_keras,
     is_lent,
     lend,
@@ -13,7 +11,7 @@ from portwright.port.tensorflow_names import (
 )
 
 
-class Version1Layer(Rule):
+class Version1Layer(TensorFlowRule):
     """Finds tf.layers and tf.nn.rnn_cell, which need the legacy Keras.
 
     ## Why
@@ -48,9 +46,8 @@ class Version1Layer(Rule):
     safety = "safe"
     words = ("layers", "rnn_cell", "rnn", "dynamic_rnn")
     cure = "Use tf.compat.v1.layers after importing portwright.tensorflow; in new code tf.keras.layers."
-    framework = "tensorflow"
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for reference in tensorflow_of(file).references:
             if not is_legacy_keras(reference.name) or reference.generation == "compat.v2.":
                 continue

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class VisionLibraryModel(Rule):
@@ -36,11 +33,10 @@ class VisionLibraryModel(Rule):
     words = ("torchvision", "timm")
     cure = "Copy the model's definition into your project (or take one from portwright), so that it can be ported like your own code."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.calls("torchvision.models.", "timm."):
             name = file.resolve(call.func) or ""
             last = name.rpartition(".")[2]
             is_made = last[:1].isupper() or last == "create_model" or name.startswith("torchvision.")
-            if not is_made or last.endswith("_") or last.endswith("_Weights"):
-                continue
-            yield self.report(file, call, f"the model '{last}' is defined outside of the project")
+            if is_made and not last.endswith(("_", "_Weights")):
+                yield self.report(file, call, f"the model '{last}' is defined outside of the project")

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from portwright.port.finding import Finding
-from portwright.port.rule import File, Rule
+from portwright.port.rule import File, Findings, Rule
 
 
 class ZeroGrad(Rule):
@@ -40,7 +37,7 @@ class ZeroGrad(Rule):
     words = ("zero_grad",)
     cure = "Leave it out once poptorch.trainingModel makes the step: gradients start anew at each step by themselves."
 
-    def find(self, file: File) -> Iterator[Finding]:
+    def find(self, file: File) -> Findings:
         for call in file.methods("zero_grad"):
             if file.flow.in_training_step(call):
                 yield self.report(file, call, "gradients are cleared by hand")
