@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from portwright.emulate.sambaflow import _ledger, _state
+from portwright.emulate.ledger import LEDGERS, Made
+from portwright.emulate.sambaflow import _state
 from portwright.emulate.sambaflow._compiler import build, list_optimizers, retrace
 from portwright.emulate.sambaflow._device import Device
 from portwright.emulate.sambaflow._judge import choose_strictness
@@ -31,6 +32,7 @@ from portwright.emulate.sambaflow.logging import samba_logger
 from portwright.emulate.sambaflow.samba.sambatensor import SambaTensor, from_torch_tensor
 from portwright.errors import suggest
 
+_ledger = LEDGERS["sambaflow"]
 _COMPILE_FIRST = (
     "Compile with samba.session.compile, then call utils.trace_graph(model, inputs, optimizer, pef=...)."
 )
@@ -46,7 +48,7 @@ class _Program:
     pef: Pef
     start: Start
     steps: dict[float | None, TracedStep]  # one for each dropout rate; the model's own rate is None
-    entry: _ledger.Entry
+    entry: Made
 
     def step_for(self, dropout: float | None) -> TracedStep:
         """The program with another dropout rate, which the device takes as a number and we as another trace."""
@@ -134,7 +136,7 @@ class SambaSession:
         path = Path(config.get("output_folder") or "out") / pef_name / f"{pef_name}.pef"
         pef.write(path)
         _ledger.count("compile")
-        _ledger.note_program("compilation", type(model).__name__)
+        _ledger.enter("compilation", type(model).__name__)
         self.pef_path = str(path)
         samba_logger.info("emulated: wrote %s; no RDU can run it", path)
         return str(path)
@@ -173,7 +175,7 @@ class SambaSession:
             name: from_torch_tensor(tensor.detach(), name=name) for name, tensor in model.named_buffers()
         }
         _ledger.count("trace_graph")
-        entry = _ledger.note_program("training" if listed else "inference", type(model).__name__)
+        entry = _ledger.enter("training" if listed else "inference", type(model).__name__)
         start = Start(outputs, roots, init_output_grads)
         self._program = _Program(model, inputs, device, compiled, start, {None: step}, entry)
         self.pef_path = pef
@@ -227,7 +229,7 @@ class SambaSession:
             grads = program.start.gradients(device.step, wanted, grad_of_outputs)
         device.run(sections, values, grads, hyperparameters, defaults)
         _ledger.count("run")
-        program.entry.used = True
+        program.entry.is_used = True
         program.entry.calls += 1
         if "bckwd" in sections:
             self._hand_out_gradients(model, device, inputs)
@@ -251,7 +253,7 @@ class SambaSession:
         """Brings weights and optimizer state of the device to the host, which is stale until then."""
         program = self._program_of(model, "samba.session.to_cpu")
         _ledger.count("to_cpu")
-        program.entry.used = True
+        program.entry.is_used = True
         program.device.store(model)
         for update in program.device.updates:
             update.store_state()
