@@ -20,9 +20,8 @@ from portwright.emulate.poptorch._dataloader import (
     refuse_several_processes,
     warn_of_other_options,
 )
-from portwright.emulate.poptorch._device import Image, RandomState
 from portwright.emulate.poptorch._errors import NOT_COMPILED, AssertedError, StateError, refuse
-from portwright.emulate.poptorch._executable import Executable, Run, compile_step
+from portwright.emulate.poptorch._executable import Executable, Image, RandomState, Run, compile_step
 from portwright.emulate.poptorch._host_model import HostChanges, _owner_of, release_looks, unseen, watch_looks
 from portwright.emulate.poptorch._inputs import (
     ArgsParser,
@@ -32,9 +31,8 @@ from portwright.emulate.poptorch._inputs import (
 )
 from portwright.emulate.poptorch._logging import logger
 from portwright.emulate.poptorch._names import partly, with_others
-from portwright.emulate.poptorch._optimizer_link import OptimizerLink, scales_loss
 from portwright.emulate.poptorch._rules import warn_of_training_mode
-from portwright.emulate.poptorch._update import check_trains
+from portwright.emulate.poptorch._update import OptimizerLink, check_trains, scales_loss
 from portwright.emulate.poptorch._watch import current
 from portwright.emulate.poptorch.options import Options, PipelinedExecution, ShardedExecution
 from portwright.job.atomic import atomic_write_text
@@ -174,11 +172,7 @@ class PoplarExecutor:
 
     def _attach(self) -> None:
         self._is_attached = True
-        self._take_over()
-        host = self._host_weights()
-        self._host_changes.check_types(host)
-        self._need_image().read_host(host)
-        self._host_changes.settle(host)
+        self.copyWeightsToDevice()
         if self._link is not None:
             self._link.attach()
 
@@ -246,7 +240,11 @@ class PoplarExecutor:
         if not self._training:
             warn_of_training_mode(self._model)
         warn_requires_grad(flattenTensorStructure((parsed.args, parsed.kwargs)))
-        image = self._make_image()
+        image = Image(
+            dict(self._model.named_parameters()),
+            dict(self._model.named_buffers()),
+            self._options.replication_factor,
+        )
         rule = None if self._link is None else self._link.compile(dict(self._model.named_parameters()))
         executable = compile_step(
             self._model,
@@ -267,10 +265,6 @@ class PoplarExecutor:
         if self._options.connection_type != enums.ConnectionType.Never:
             self._attach()
 
-    def _make_image(self) -> Image:
-        parameters, buffers = dict(self._model.named_parameters()), dict(self._model.named_buffers())
-        return Image(parameters, buffers, self._options.replication_factor)
-
     # Running
 
     def __call__(self, *args: List["torch.Tensor"], **kwargs: Dict[str, "torch.Tensor"]):
@@ -280,7 +274,12 @@ class PoplarExecutor:
                 AssertedError,
             )
         self._check_process("a call")
-        _refuse_inside(self)
+        watch = current()
+        if watch is not None:
+            raise watch.refuse_here(
+                f"forward() calls the executor made at {self._made.where} while it is compiled itself: one program cannot run another. "
+                "Call the module, not its executor"
+            )
         parsed = self._args_parser(args, kwargs, self.isCompiled())
         if self._executable is None:
             self._compile(parsed)
@@ -463,15 +462,6 @@ def _warn_shared(executor: PoplarExecutor) -> None:
                 other._made.where,
             )
             return
-
-
-def _refuse_inside(executor: PoplarExecutor) -> None:
-    watch = current()
-    if watch is not None:
-        raise watch.refuse_here(
-            f"forward() calls the executor made at {executor._made.where} while it is compiled itself: one program cannot run another. "
-            "Call the module, not its executor"
-        )
 
 
 def _refuse_move(name: str) -> Callable[..., Any]:

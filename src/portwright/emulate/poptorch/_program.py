@@ -70,20 +70,6 @@ class ProgramNode(NamedTuple):
     is_backward: bool
 
 
-@dataclass(frozen=True)
-class Parts:
-    """All that a program is made of."""
-
-    ops: Sequence[Op]
-    layouts: Mapping[Given, Layout]
-    constants: Mapping[str, Tensor]
-    outputs: Sequence[Ref]
-    gradients: Mapping[str, Ref]
-    tied: Mapping[str, str]
-    written: frozenset[str]
-    training: bool
-
-
 def get_random_state() -> Tensor:
     """The state of torch's generator; a step asks for it where it draws the same numbers twice (torch.utils.checkpoint)."""
     return torch.default_generator.get_state()
@@ -182,6 +168,7 @@ def prune(ops: Sequence[Op], results: Any, leaving: frozenset[int]) -> tuple[lis
 Observe = Callable[[Any], None]
 
 
+@dataclass(frozen=True)
 class Program:
     """One step of a model: outputs, and when it trains the gradients of its loss, from weights and inputs.
 
@@ -189,21 +176,32 @@ class Program:
     the same tensor as an earlier one the name of that one: it is read and changed under that name, and has no gradient of its own.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self.training = parts.training
-        self.tied = dict(parts.tied)
-        self.written = parts.written
-        self._parts = parts
-        self._needs_offset = any(map(_names_offset, parts.ops))
-        self._results = [*parts.outputs, *parts.gradients.values()]
-        last = {ref: number for number, op in enumerate(parts.ops) for ref in refs_in((op.args, op.kwargs))}
-        self._items: dict[int, set[Value]] = defaultdict(set)  # of each op: what of its result is used
-        self._dead: dict[int, list[Ref]] = defaultdict(list)  # of each op: what it uses last
-        for ref in {*last, *self._results}:
+    ops: Sequence[Op]
+    layouts: Mapping[Given, Layout]
+    constants: Mapping[str, Tensor]
+    outputs: Sequence[Ref]
+    gradients: Mapping[str, Ref]
+    tied: Mapping[str, str]
+    written: frozenset[str]
+    training: bool
+
+    @functools.cached_property
+    def _lives(self) -> tuple[dict[int, set[Value]], dict[int, list[Ref]]]:
+        """Of each op: what of its result is used, and what it is the last one to use."""
+        last = {ref: number for number, op in enumerate(self.ops) for ref in refs_in((op.args, op.kwargs))}
+        results = {*self.outputs, *self.gradients.values()}
+        items: dict[int, set[Value]] = defaultdict(set)
+        dead: dict[int, list[Ref]] = defaultdict(list)
+        for ref in last.keys() | results:
             if isinstance(ref, Value):
-                self._items[ref.op].add(ref)
-        for ref in last.keys() - set(self._results):
-            self._dead[last[ref]].append(ref)
+                items[ref.op].add(ref)
+        for ref in last.keys() - results:
+            dead[last[ref]].append(ref)
+        return items, dead
+
+    @functools.cached_property
+    def _needs_offset(self) -> bool:
+        return any(map(_names_offset, self.ops))
 
     def run(
         self, weights: Mapping[str, Tensor], inputs: Sequence[Tensor], observe: Observe | None = None
@@ -213,7 +211,7 @@ class Program:
         Nothing that is returned shares memory with weights or inputs. Inputs are never changed, weights as `written` says.
         `observe` is shown what each op of the backward pass gives that is no view.
         """
-        given = [self._bind(ref, layout, weights, inputs) for ref, layout in self._parts.layouts.items()]
+        given = [self._bind(ref, layout, weights, inputs) for ref, layout in self.layouts.items()]
         with ExitStack() as stack:
             if torch.is_inference_mode_enabled():
                 stack.enter_context(torch.inference_mode(False))
@@ -222,40 +220,39 @@ class Program:
             stack.enter_context(torch._C._AutoDispatchBelowAutograd())
             if torch.is_autocast_enabled("cpu"):  # its casts are in the program
                 stack.enter_context(torch.autocast("cpu", enabled=False))
-            results = self._replay(dict(zip(self._parts.layouts, given, strict=True)), observe)
-        for ref, tensor in zip(self._parts.layouts, given, strict=True):
+            results = self._replay(dict(zip(self.layouts, given, strict=True)), observe)
+        for ref, tensor in zip(self.layouts, given, strict=True):
             if ref.kind == "weight" and ref.key in self.written and tensor is not weights[ref.key]:
                 weights[ref.key].detach().copy_(tensor)  # had other strides than the program's
-        num_outputs = len(self._parts.outputs)
-        return results[:num_outputs], dict(zip(self._parts.gradients, results[num_outputs:], strict=True))
+        num_outputs = len(self.outputs)
+        return results[:num_outputs], dict(zip(self.gradients, results[num_outputs:], strict=True))
 
     def _replay(self, values: dict[Ref, Tensor], observe: Observe | None) -> list[Tensor]:
-        for number, op in enumerate(self._parts.ops):
-            args, kwargs = (
-                _filled(op.args, values),
-                {name: _filled(given, values) for name, given in op.kwargs.items()},
-            )
+        items, dead = self._lives
+        for number, op in enumerate(self.ops):
+            args = _filled(op.args, values)
+            kwargs = {name: _filled(given, values) for name, given in op.kwargs.items()}
             try:
                 result = op.target(*args, **kwargs)
             except (IndexError, RuntimeError) as error:
                 raise _explain(error, op) from error
             if observe is not None and op.is_backward and op.allocates:
                 observe(result)
-            for item in self._items[number]:
+            for item in items[number]:
                 values[item] = functools.reduce(operator.getitem, item.path, result)
-            for ref in self._dead[number]:
+            for ref in dead[number]:
                 del values[ref]
-        return [values[ref] for ref in self._results]
+        return [values[ref] for ref in (*self.outputs, *self.gradients.values())]
 
     def nodes(self) -> list[ProgramNode]:
         """Each op in order."""
-        return [ProgramNode(name_of(op.target), op.line, op.is_backward) for op in self._parts.ops]
+        return [ProgramNode(name_of(op.target), op.line, op.is_backward) for op in self.ops]
 
     def _bind(
         self, ref: Given, layout: Layout, weights: Mapping[str, Tensor], inputs: Sequence[Tensor]
     ) -> Tensor:
         if ref.kind == "constant":
-            return self._parts.constants[ref.key]
+            return self.constants[ref.key]
         try:
             tensor = weights[ref.key] if ref.kind == "weight" else inputs[int(ref.key)]
         except (KeyError, IndexError):

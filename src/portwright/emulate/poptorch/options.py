@@ -17,7 +17,6 @@ from portwright.emulate.poptorch._strategies import (
     PipelinedExecution,
     ShardedExecution,
     Stage,
-    _DefaultStageManager,
     _IExecutionStrategy,
 )
 from portwright.errors import suggest
@@ -35,7 +34,6 @@ __all__ = [
     "ShardedExecution",
     "Stage",
     "TensorLocationSettings",
-    "_DefaultStageManager",
 ]
 
 FROZEN = "these options can't be changed: a model or a data loader has them. Change a copy: options.clone()."
@@ -295,11 +293,7 @@ class _PopartOptions:
                 "every n-th channel is of the same group, so that weights trained there do not fit elsewhere."
             )
 
-    def __deepcopy__(self, memory: dict[int, Any]) -> _PopartOptions:
-        copied = _PopartOptions()
-        memory[id(self)] = copied
-        copied.options = copy.deepcopy(self.options, memory)
-        return copied
+    __deepcopy__ = OptionsDict.__deepcopy__  # which can be changed again
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.options.items())})"
