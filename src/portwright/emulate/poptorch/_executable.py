@@ -116,8 +116,6 @@ class RandomState:
 
 GRADIENT = "Gradient___"
 UPDATED = "UpdatedVar___"
-
-
 WRITTEN = "written/"
 """Before the number of an input in the name of the output that has what forward() made of it in place."""
 LOSS_SCALE = "lossScaling_FLOAT"
@@ -131,7 +129,7 @@ class Executable:
     program: Program
     inputs: Signature
     template: Any  # what forward() returned, with an empty tensor in the place of each
-    num_tensors: int  # of it
+    num_tensors: int  # in the template
     results: dict[str, int]
     tensor_names: list[str]
     training: bool

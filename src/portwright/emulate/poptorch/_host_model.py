@@ -366,12 +366,3 @@ def _wrapper_class(base: type[torch.nn.Module], parent: weakref.ref[PoplarExecut
     PoptorchModel.__qualname__ = PoptorchModel.__name__
     PoptorchModel.__module__ = base.__module__
     return PoptorchModel
-
-
-def warn_stale(reading: str) -> None:
-    logger.warning(
-        "%s reads the host's weights, which are older than the device's: call copyWeightsToHost() first "
-        "(or set %s=implicit, and they follow as in PopTorch 3.4)",
-        reading,
-        COPIES,
-    )

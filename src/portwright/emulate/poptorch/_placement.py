@@ -236,7 +236,9 @@ def _check_number(placement: Placement, options: Any) -> None:
             "more processes."
         )
     rounded = 1 << (number - 1).bit_length()
-    if rounded == number or is_offline(options) or is_ipu_model(options):
+    is_offline = options.connection_type == enums.ConnectionType.Never
+    is_ipu_model = options.exists("use_model") and options.use_model
+    if rounded == number or is_offline or is_ipu_model:
         return
     if not options.auto_round_num_ipus:
         raise refuse(
@@ -244,12 +246,3 @@ def _check_number(placement: Placement, options: Any) -> None:
             "or let PopTorch reserve more than it uses: options.autoRoundNumIPUs(True)."
         )
     logger.warning("%d IPUs are reserved, and the model uses %d of them", rounded, number)
-
-
-def is_offline(options: Any) -> bool:
-    """Whether the options ask for compilation without a device."""
-    return bool(options.connection_type == enums.ConnectionType.Never)
-
-
-def is_ipu_model(options: Any) -> bool:
-    return bool(options.exists("use_model") and options.use_model)

@@ -354,7 +354,12 @@ class PoplarExecutor:
     def _note_stale(self, reading: str) -> None:
         if self._dirty_host_weights and not self._said_stale and not self._is_implicit:
             self._said_stale = True
-            _host_model.warn_stale(reading)
+            logger.warning(
+                "%s reads the host's weights, which are older than the device's: call copyWeightsToHost() first "
+                "(or set %s=implicit, and they follow as in PopTorch 3.4)",
+                reading,
+                _host_model.COPIES,
+            )
 
     @partly("the file says what was compiled, and has no program in it: loadExecutable() is refused.")
     def compileAndExport(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -142,7 +142,7 @@ def has_effect(op: Op) -> bool:
     return draws or not op.target._schema.returns or op.lasts
 
 
-def prune(ops: Sequence[Op], results: Any, leaving: frozenset[int]) -> tuple[list[Op], Any]:
+def prune(ops: Sequence[Op], results: Any, leaving: Collection[int]) -> tuple[list[Op], Any]:
     """Leaves out what no result needs, and gives the other ops their numbers anew, also in `results`."""
     needed = {ref.op for ref in refs_in(results) if isinstance(ref, Value)}
     seen = set(leaving)  # memory that somebody reads later

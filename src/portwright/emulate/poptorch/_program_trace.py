@@ -88,7 +88,7 @@ def _finish(
     outputs = [taken.take(tensor) for tensor in tensors]
     taken_gradients = {name: taken.take(gradient, given.leaves[name]) for name, gradient in gradients.items()}
     ops, (outputs, taken_gradients) = _protect(recorder, (outputs, taken_gradients))
-    ops, (outputs, taken_gradients) = prune(ops, (outputs, taken_gradients), taken.memories())
+    ops, (outputs, taken_gradients) = prune(ops, (outputs, taken_gradients), taken.memories)
     used = set(refs_in([(op.args, op.kwargs) for op in ops])) | set(refs_in((outputs, taken_gradients)))
     layouts = {ref: layout for ref, layout in given.layouts.items() if ref in used}
     constants = {name: t for name, t in recorder.constants.items() if Given("constant", name) in used}
@@ -147,7 +147,7 @@ class _Results:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._numbers: set[int] = set()
+        self.memories: set[int] = set()  # that of each
 
     def take(self, tensor: Tensor, like: Tensor | None = None) -> Ref:
         """The ref of an output, or of a gradient of the leaf `like`."""
@@ -156,19 +156,16 @@ class _Results:
         is_copied = memory is None or bool(memory.owners)
         kwargs: dict[str, Any] = {}
         if like is not None:  # an optimizer may write into it
-            is_copied = is_copied or (memory is not None and memory.number in self._numbers)
+            is_copied = is_copied or (memory is not None and memory.number in self.memories)
             if like.is_contiguous() and not tensor.is_contiguous():
                 is_copied, kwargs = True, {"memory_format": torch.contiguous_format}
         if not is_copied and memory is not None:
-            self._numbers.add(memory.number)
+            self.memories.add(memory.number)
             return ref
         self._recorder.is_backward = like is not None
         copy, number = self._recorder.add_copy(tensor, kwargs)
-        self._numbers.add(number)
+        self.memories.add(number)
         return copy
-
-    def memories(self) -> frozenset[int]:
-        return frozenset(self._numbers)
 
 
 def _find_tied(weights: Mapping[str, Tensor]) -> dict[str, str]:

@@ -234,7 +234,7 @@ def _refused_optimizers(watch: Watch) -> Iterator[None]:
             raise refuse(f"{type(optimizer).__name__}.step()")
 
     def zero_grad(optimizer: Any, set_to_none: bool = True) -> None:
-        if watch.sees_model:
+        if current() is watch and not watch.is_paused:
             raise refuse(f"{type(optimizer).__name__}.zero_grad()")
         original(optimizer, set_to_none)
 

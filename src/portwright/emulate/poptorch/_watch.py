@@ -29,13 +29,13 @@ from portwright.watching.place import Place
 from portwright.watching.places import PlaceFinder
 
 _lock = threading.RLock()  # models of two threads are compiled one after the other
-_watch: Watch | None = None
-_thread = 0
+_here = threading.local()  # .watch is what this thread compiles
 
 
 def current() -> Watch | None:
     """The watch over the model that this thread is compiling."""
-    return _watch if _watch is not None and threading.get_ident() == _thread else None
+    watch: Watch | None = getattr(_here, "watch", None)
+    return watch
 
 
 def isRunningOnIpu() -> bool:
@@ -45,14 +45,12 @@ def isRunningOnIpu() -> bool:
 
 @contextmanager
 def active(watch: Watch) -> Iterator[None]:
-    global _watch, _thread
     with _lock:
-        outer = _watch, _thread
-        _watch, _thread = watch, threading.get_ident()
+        outer, _here.watch = current(), watch
         try:
             yield
         finally:
-            _watch, _thread = outer
+            _here.watch = outer
 
 
 @contextmanager
