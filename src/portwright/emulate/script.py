@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
@@ -70,12 +69,14 @@ def emulate_script(
 
 
 def _emulate(package: str, target: str, words: Sequence[str], json_path: Path | None, note: Path) -> int:
+    from portwright.emulate.ledger import LEDGERS
+
     lend(package)
     title, name = PACKAGES[package], get_target(target).name
     _say(f"emulated: the rules of {title} on this machine's CPU; no {name} is used, and times say nothing.")
     ended = _run(words)
-    ledger = importlib.import_module(f"portwright.emulate.{package}._ledger")
-    executors = [made._asdict() for made in ledger.executors()]
+    ledger = LEDGERS[package]
+    executors = [made.as_json() for made in ledger.executors]
     status = ended.status
     for made in executors:
         _say(_describe(made))
@@ -227,7 +228,7 @@ def _write(
         "error": None if ended.failure is None else f"{type(ended.failure).__name__}: {ended.failure}",
         "executors": executors,
         "calls": ledger.call_counts(),
-        "unused": [made._asdict() for made in ledger.unused_executors()],
+        "unused": [made.as_json() for made in ledger.unused_executors()],
     }
     atomic_write_text(path, json.dumps(document, indent=2, default=str) + "\n")
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from portwright.emulate.sambaflow import _ledger, _state, samba
+from portwright.emulate.ledger import LEDGERS
+from portwright.emulate.sambaflow import _state, samba
 from portwright.emulate.sambaflow.samba import utils
 
 FP32 = {"graphamp_preset": "mp0"}
@@ -19,7 +20,7 @@ FP32 = {"graphamp_preset": "mp0"}
 def start_again() -> None:
     """A process with nothing compiled and nothing parsed."""
     samba.session.__init__()  # type: ignore[misc]
-    _ledger.forget_all()
+    LEDGERS["sambaflow"].forget_all()
     _state.command = None
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from unit.emulate.executor_models import Classifier, make_batch
 
 from portwright.emulate import poptorch
-from portwright.emulate.poptorch import _ledger
+from portwright.emulate.ledger import LEDGERS
 
 # Wrapping
 
@@ -400,6 +400,8 @@ def test_compiling_twice_is_said(caplog: pytest.LogCaptureFixture) -> None:
 
 
 # The ledger
+
+_ledger = LEDGERS["poptorch"]
 
 
 def test_what_was_made_and_called_is_counted() -> None:

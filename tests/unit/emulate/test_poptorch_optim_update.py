@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from portwright.emulate.poptorch import optim
-from portwright.emulate.poptorch._update import UpdateRule, make_update
+from portwright.emulate.poptorch._update import UpdateRule
 from portwright.emulate.poptorch.poptorch_core import Error
 
 STEPS = 50
@@ -34,7 +34,7 @@ def compiled(
     make: Callable[[Any], torch.optim.Optimizer], host: dict[str, nn.Parameter]
 ) -> tuple[Any, UpdateRule]:
     optimizer = make(list(host.values()))
-    return optimizer, make_update(optimizer, {parameter: name for name, parameter in host.items()})
+    return optimizer, UpdateRule(optimizer, {parameter: name for name, parameter in host.items()})
 
 
 def on_device(host: dict[str, nn.Parameter]) -> dict[str, Tensor]:
@@ -471,7 +471,7 @@ def test_variable_attributes_change_and_reach_the_device() -> None:
         rule.set(optimizer)
     host_optimizer = optim.SGD(list(host.values()), lr=0.1)
     host_optimizer.variable_attrs.markAsVariable("weight_decay")
-    rule = make_update(host_optimizer, {parameter: name for name, parameter in host.items()})
+    rule = UpdateRule(host_optimizer, {parameter: name for name, parameter in host.items()})
     change_of("weight_decay", 0.5)(host_optimizer)
     rule.set(host_optimizer)
     device = on_device(host)
@@ -507,7 +507,7 @@ def test_a_copy_of_the_optimizer_is_taken(copied: Any) -> None:
 def test_a_tensor_that_is_not_of_the_model_is_refused() -> None:
     host = parameters()
     with pytest.raises(Error, match=r"\(5,\).*no parameter of the model"):
-        make_update(optim.SGD([nn.Parameter(torch.zeros(5))], lr=0.1), {p: n for n, p in host.items()})
+        UpdateRule(optim.SGD([nn.Parameter(torch.zeros(5))], lr=0.1), {p: n for n, p in host.items()})
 
 
 def test_weights_in_no_group_train_with_the_defaults_and_frozen_ones_not(caplog: Any) -> None:
@@ -515,7 +515,7 @@ def test_weights_in_no_group_train_with_the_defaults_and_frozen_ones_not(caplog:
     host["layer.bias"].requires_grad_(False)
     optimizer = optim.SGD([{"params": [host["gain"]], "lr": 0.5}], lr=0.1)
     with caplog.at_level(logging.WARNING, "poptorch"):
-        rule = make_update(optimizer, {parameter: name for name, parameter in host.items()})
+        rule = UpdateRule(optimizer, {parameter: name for name, parameter in host.items()})
     assert "layer.weight, none: in no parameter group" in caplog.text
     device = on_device(host)
     moved = {name: torch.ones(SHAPES[name]) for name in ("gain", "layer.weight")}
@@ -561,7 +561,7 @@ def test_numbers_out_of_range_are_refused(make: Any, change: Any, says: str) -> 
     if change is not None:
         change(optimizer)
     with pytest.raises(Error, match=says):
-        make_update(optimizer, {parameter: name for name, parameter in host.items()})
+        UpdateRule(optimizer, {parameter: name for name, parameter in host.items()})
 
 
 def test_a_gradient_that_is_not_finite_stays_visible() -> None:

@@ -94,7 +94,6 @@ def test_blocks_become_stages(start: bool) -> None:
     assert [(tag.block, tag.stage, tag.ipu) for tag in placement.tags] == [("0", 0, 0), ("1", 1, 1)]
     assert placement.num_ipus == 2
     assert placement.is_pipelined
-    assert json.loads(json.dumps(placement.as_json()))["num_ipus"] == 2
 
 
 def test_begin_block_lasts_until_the_next() -> None:
@@ -304,7 +303,7 @@ def account(
         result = model(x, y) if training else model(x)
         if training:
             watch.find_loss(result).backward()
-    return _rules.check_memory(watch, given, dict(model.named_parameters()), optimizer)
+    return _rules.check_memory(watch, given, optimizer)
 
 
 def weight_bytes(width: int, item: int = 4) -> int:
@@ -515,10 +514,8 @@ def test_a_real_ipu_can_be_too_small() -> None:
         infer(Huge(), options())
 
 
-def test_the_report_prints_and_goes_to_json() -> None:
+def test_the_report_goes_to_json() -> None:
     report = account(Blocks([0, 1], named=True), options(accumulation=3))
-    assert "IPU 0, stage 0 (block block0)" in str(report)
-    assert "estimated" in str(report)
     data = json.loads(json.dumps(report.as_json()))
     assert [one["ipu"] for one in data["ipus"]] == [0, 1]
     assert data["ipus"][0]["total"] == report.ipus[0].total

@@ -12,7 +12,8 @@ import pytest
 import torch
 from unit.emulate.sambaflow_case import Classifier, sgd, start_again
 
-from portwright.emulate.sambaflow import _ledger, _state, samba
+from portwright.emulate.ledger import LEDGERS
+from portwright.emulate.sambaflow import _state, samba
 from portwright.emulate.sambaflow._no_effect import lazy_param, op_fusion
 from portwright.emulate.sambaflow._refusal import SambaFlowError
 from portwright.emulate.sambaflow.logging import SambaLogger
@@ -22,6 +23,7 @@ from portwright.emulate.sambaflow.samba.utils.common import common_app_driver
 from portwright.emulate.sambaflow.samba.utils.dataset.mnist import dataset_transform
 from portwright.emulate.sambaflow.sambacollections import OrderedSet
 
+_ledger = LEDGERS["sambaflow"]
 pytestmark = pytest.mark.filterwarnings("ignore:TF32 acceleration")  # of torch, when mkldnn is switched off
 
 
@@ -146,8 +148,8 @@ def test_a_script_compiles_runs_and_resumes(tmp_path: Path) -> None:
     assert halves == whole
     assert _ledger.call_counts() == {"compile": 1, "trace_graph": 3, "run": 12, "to_cpu": 3}
     assert _ledger.unused_executors() == []
-    assert [made.kind for made in _ledger.executors()] == ["compilation", "training", "training", "training"]
-    assert "test_sambaflow_scripts.py:" in _ledger.executors()[1].where
+    assert [made.kind for made in _ledger.executors] == ["compilation", "training", "training", "training"]
+    assert "test_sambaflow_scripts.py:" in _ledger.executors[1].where
 
 
 def test_a_traced_program_that_is_never_run_is_told() -> None:

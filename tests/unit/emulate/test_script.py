@@ -13,8 +13,7 @@ import pytest
 
 import portwright
 from portwright.cli import main
-from portwright.emulate.poptorch import _ledger
-from portwright.emulate.sambaflow import _ledger as _sambaflow_ledger
+from portwright.emulate.ledger import LEDGERS
 from portwright.emulate.script import COPIES_VARIABLE
 
 HEAD = """\
@@ -64,8 +63,8 @@ class Emulate:
         return path
 
     def __call__(self, *words: str, env: dict[str, str] | None = None) -> Done:
-        _ledger.forget_all()
-        _sambaflow_ledger.forget_all()
+        for ledger in LEDGERS.values():
+            ledger.forget_all()
         with self._patch.context() as patch:
             patch.chdir(self.folder)
             patch.setattr(sys, "argv", ["portwright", "emulate", *words])

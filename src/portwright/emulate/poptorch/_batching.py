@@ -72,17 +72,23 @@ class Reduction:
 
     def __init__(self, options: object, dtype: torch.dtype | None = None) -> None:
         training = options.Training  # type: ignore[attr-defined]
-        self._mean = training.accumulation_and_replication_reduction_type == enums.ReductionType.Mean
-        self._strategy = training.meanAccumulationAndReplicationReductionStrategy
+        mean = training.accumulation_and_replication_reduction_type == enums.ReductionType.Mean
+        self._strategy = training.meanAccumulationAndReplicationReductionStrategy if mean else None
         self._accumulation: int = training.gradient_accumulation
         self._replicas: int = options.replication_factor  # type: ignore[attr-defined]
+        # By what sums are divided in the end: those that were averaged on the way by the rest only, and plain sums not at all.
+        self._divisor = {
+            enums.MeanReductionStrategy.Running: self._replicas,
+            enums.MeanReductionStrategy.Post: self._accumulation * self._replicas,
+            enums.MeanReductionStrategy.PostAndLoss: self._accumulation,
+        }.get(self._strategy, 1)
         self._dtype = dtype
         self._sums: list[dict[str, torch.Tensor]] = [{} for _ in range(self._replicas)]
         self._added = [0] * self._replicas
 
     def add(self, replica: int, gradients: Mapping[str, torch.Tensor]) -> None:
         """Takes the gradients of one micro-batch of one replica."""
-        if self._mean and self._strategy == enums.MeanReductionStrategy.PostAndLoss:
+        if self._strategy == enums.MeanReductionStrategy.PostAndLoss:
             gradients = {name: gradient / self._replicas for name, gradient in gradients.items()}
         self._added[replica] += 1
         sums = self._sums[replica]
@@ -96,7 +102,7 @@ class Reduction:
             gradient = gradient.to(self._dtype)
         if there is None:
             return gradient
-        if self._mean and self._strategy == enums.MeanReductionStrategy.Running:
+        if self._strategy == enums.MeanReductionStrategy.Running:
             return there * ((count - 1) / count) + gradient / count
         return there + gradient
 
@@ -107,21 +113,11 @@ class Reduction:
         for sums in others:
             for name, value in sums.items():
                 reduced[name] = reduced[name] + value
-        divisor = self._divisor()
-        if divisor != 1:
-            reduced = {name: value / divisor for name, value in reduced.items()}
+        if self._divisor != 1:
+            reduced = {name: value / self._divisor for name, value in reduced.items()}
         self._sums = [{} for _ in range(self._replicas)]
         self._added = [0] * self._replicas
         return reduced
-
-    def _divisor(self) -> int:
-        if not self._mean:
-            return 1
-        if self._strategy == enums.MeanReductionStrategy.Running:
-            return self._replicas
-        if self._strategy == enums.MeanReductionStrategy.PostAndLoss:
-            return self._accumulation
-        return self._accumulation * self._replicas
 
 
 _ON_HOST = {torch.int64: torch.int32, torch.float64: torch.float32}  # IPUs have neither

@@ -139,13 +139,16 @@ def _unify(func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 
 def is_ipu(device: Any) -> bool:
-    kind = device if isinstance(device, str) else getattr(device, "type", "")
-    return kind.partition(":")[0] == "ipu"
+    return _kind_of(device) == "ipu"
 
 
 def is_cpu(device: Any) -> bool:
-    kind = device if isinstance(device, str) else getattr(device, "type", "")
-    return kind.partition(":")[0] in ("cpu", "meta")
+    return _kind_of(device) in ("cpu", "meta")
+
+
+def _kind_of(device: Any) -> str:
+    kind: str = device if isinstance(device, str) else getattr(device, "type", "")
+    return kind.partition(":")[0]
 
 
 def _name(func: Any) -> str:
@@ -331,5 +334,3 @@ def _make_handlers() -> dict[Any, _Handler]:
 
 
 _HANDLERS = _make_handlers()
-
-__all__ = ["IPU", "Calls", "is_cpu", "is_ipu"]

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import random
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -32,11 +31,13 @@ from portwright.emulate.poptorch._logging import logger
 from portwright.emulate.poptorch._names import not_emulated, partly
 from portwright.emulate.poptorch.enums import DataLoaderMode, SharingStrategy
 from portwright.emulate.poptorch.options import Options
+from portwright.watching.random_states import capture_rng, restore_rng, untouched_rng
 
 if TYPE_CHECKING:
     from portwright.emulate import poptorch
 
 _MARK = "_poptorch_micro_batches"
+_CPU = torch.device("cpu")
 _Result = TypeVar("_Result")
 
 
@@ -114,7 +115,16 @@ class DataLoader(torch.utils.data.DataLoader):
         rest_dropped = False if batch_sampler is not None else drop_last  # torch refuses both
         if mode is DataLoaderMode.AsyncRebatched or joined_later:
             if rebatched_worker_size is not None:
-                loaded_size = self._worker_size(rebatched_worker_size)
+                if (
+                    self._combined_batch_size is None
+                    or not 0 < rebatched_worker_size <= self._combined_batch_size
+                ):
+                    raise refuse(
+                        f"rebatched_worker_size must be from 1 to the combined batch size, {self._combined_batch_size}, not "
+                        f"{rebatched_worker_size}.",
+                        AssertedError,
+                    )
+                loaded_size = rebatched_worker_size
             rebatched_size = self._combined_batch_size
             self.rebatched_drop_last, rest_dropped = rest_dropped, False
         elif rebatched_worker_size is not None:
@@ -141,14 +151,6 @@ class DataLoader(torch.utils.data.DataLoader):
             self._accessor = AsynchronousDataAccessor(self, **given, rebatched_size=rebatched_size)
         elif async_options:
             logger.warning("async_options have no effect with mode=DataLoaderMode.Sync")
-
-    def _worker_size(self, size: int) -> int:
-        if self._combined_batch_size is None or not 0 < size <= self._combined_batch_size:
-            raise refuse(
-                f"rebatched_worker_size must be from 1 to the combined batch size, {self._combined_batch_size}, not {size}.",
-                AssertedError,
-            )
-        return size
 
     def _warn_of_incomplete(self, dataset: Any, batch_sampler: Any, batch_size: Any, drop_last: bool) -> None:
         """drop_last=True leaves an incomplete batch out, also the only one; without, a compiled model does not take it."""
@@ -373,26 +375,15 @@ class _Randomness:
     """Random numbers that go on where the caller's were, and leave the caller's alone: those of another process."""
 
     def __init__(self) -> None:
-        self._state = self._read()
+        self._state = capture_rng(_CPU)
 
     def run(self, function: Callable[[], _Result]) -> _Result:
-        callers = self._read()
-        self._write(self._state)
-        try:
-            return function()
-        finally:
-            self._state = self._read()
-            self._write(callers)
-
-    @staticmethod
-    def _read() -> tuple[Any, Any, Any]:
-        return torch.get_rng_state(), random.getstate(), np.random.get_state()
-
-    @staticmethod
-    def _write(state: tuple[Any, Any, Any]) -> None:
-        torch.set_rng_state(state[0])
-        random.setstate(state[1])
-        np.random.set_state(state[2])
+        with untouched_rng(_CPU):
+            restore_rng(self._state, _CPU)
+            try:
+                return function()
+            finally:
+                self._state = capture_rng(_CPU)
 
 
 class _DryPickler(pickle.Pickler):

@@ -1,10 +1,12 @@
-"""A compiled step: the frozen program, what it takes and gives, and one run of it over a call's micro-batches."""
+"""What is on the emulated IPUs: weights, random state, the compiled step, and one run of it over a call's micro-batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,81 +14,108 @@ from torch.func import functional_call
 
 from portwright.emulate.poptorch import _rules
 from portwright.emulate.poptorch._batching import Batching, Collector, Reduction, check_period
-from portwright.emulate.poptorch._device import Image, RandomState
 from portwright.emulate.poptorch._errors import refuse
 from portwright.emulate.poptorch._inputs import (
     Signature,
-    Structure,
     flattenTensorStructure,
     reconstructTensorStructure,
     to_device,
 )
+from portwright.emulate.poptorch._logging import logger
 from portwright.emulate.poptorch._program import Program
 from portwright.emulate.poptorch._program_trace import trace
 from portwright.emulate.poptorch._rules import PythonState
 from portwright.emulate.poptorch._update import UpdateRule
 from portwright.errors import suggest
 
-GRADIENT = "Gradient___"
-UPDATED = "UpdatedVar___"
+
+def on_device(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """A private copy of a host tensor in the type that an IPU keeps it in."""
+    if tensor.is_complex() or tensor.dtype == torch.bfloat16:
+        raise refuse(f"{name} is {tensor.dtype}, which IPUs do not have. Use torch.float32 or torch.half.")
+    if tensor.device.type != "cpu":
+        raise refuse(
+            f"{name} is on {tensor.device}: PopTorch takes host tensors. Leave the model on the CPU."
+        )
+    copy = tensor.detach().clone()
+    if tensor.dtype == torch.float64:
+        logger.warning("%s is torch.float64, which IPUs do not have: it is kept there as torch.float32", name)
+        copy = copy.float()
+    return copy
 
 
-class ModuleOutputs:
-    """What each module returned while the program was traced, as "path/to/module/Class:k", k counting results."""
+class Image:
+    """The device's own copies; the host's tensors are read and written only when somebody asks for it."""
 
-    def __init__(self, model: torch.nn.Module) -> None:
-        self._model = model
-        self.tensors: dict[str, torch.Tensor] = {}
-        self._counts: dict[str, int] = {}
+    def __init__(
+        self, parameters: Mapping[str, torch.Tensor], buffers: Mapping[str, torch.Tensor], replicas: int
+    ) -> None:
+        self.parameters = {name: on_device(name, tensor) for name, tensor in parameters.items()}
+        self._buffers = [
+            {name: on_device(name, tensor) for name, tensor in buffers.items()} for _ in range(replicas)
+        ]
+        self._views = [{**self.parameters, **mine} for mine in self._buffers]
+
+    def weights(self, replica: int = 0) -> dict[str, torch.Tensor]:
+        """All tensors of one replica by name; programs and optimizers change them in place."""
+        return self._views[replica]
+
+    def read_host(self, host: Mapping[str, torch.Tensor], names: Sequence[str] | None = None) -> None:
+        """Copies host tensors to every replica."""
+        for name in host if names is None else names:
+            for view in self._views:
+                with torch.no_grad():
+                    view[name].copy_(host[name].detach())
+
+    def write_host(self, host: Mapping[str, torch.Tensor]) -> None:
+        """Copies the weights, and the first replica's buffers, into the host's tensors that are still as they were."""
+        with torch.no_grad():
+            for name, tensor in host.items():
+                mine = self._views[0].get(name)
+                if mine is not None and mine.shape == tensor.shape:
+                    tensor.data.copy_(mine)
+
+
+class RandomState:
+    """The random numbers of the device: its own sequence, apart from the host's generator."""
+
+    def __init__(self, seed: int | None) -> None:
+        self.set([secrets.randbits(32) if seed is None else seed])
+
+    def get(self) -> list[int]:
+        """The seed, followed by the state that has come of it."""
+        return [self._seed, *self._state.tolist()]
+
+    def set(self, values: Sequence[int]) -> None:
+        """Takes a seed alone, or what get() gave."""
+        if not values or not all(isinstance(value, int) for value in values):
+            raise refuse("a random state is a list of integers: a seed, or what rng_state gave before.")
+        generator = torch.Generator()
+        generator.manual_seed(values[0])
+        if len(values) > 1:
+            try:
+                generator.set_state(torch.tensor(values[1:], dtype=torch.uint8))
+            except (RuntimeError, TypeError) as error:
+                raise refuse(
+                    f"this is no random state of the emulator ({len(values)} numbers): {error}"
+                ) from error
+        self._seed = values[0]
+        self._state = generator.get_state()
 
     @contextmanager
-    def recording(self) -> Iterator[None]:
-        handles = [
-            module.register_forward_hook(self._hook(name))
-            for name, module in self._model.named_modules()
-            if name and not isinstance(module, torch.jit.ScriptModule)
-        ]
+    def active(self) -> Iterator[None]:
+        """Has torch draw from the device's sequence, and leaves the host's as it was."""
+        host = torch.get_rng_state()
+        torch.set_rng_state(self._state)
         try:
             yield
+            self._state = torch.get_rng_state()
         finally:
-            for handle in handles:
-                handle.remove()
-
-    def _hook(self, name: str) -> Any:
-        def record(module: torch.nn.Module, inputs: Any, result: Any) -> None:
-            base = f"{name.replace('.', '/')}/{type(module).__name__}"
-            for tensor in flattenTensorStructure(result):
-                index = self._counts.get(base, 0)
-                self._counts[base] = index + 1
-                self.tensors[f"{base}:{index}"] = tensor
-
-        return record
+            torch.set_rng_state(host)
 
 
-def all_names(
-    inputs: Iterable[str],
-    weights: Iterable[str],
-    trained: Iterable[str],
-    outputs: Iterable[str],
-    training: bool,
-) -> list[str]:
-    """Every name that can be anchored: inputs, weights, module results, and in training the loss, gradients and updates."""
-    trained = list(trained)
-    names = [f"input/{name}" for name in inputs] + list(weights) + list(outputs)
-    if training:
-        names += ["loss", *(GRADIENT + name for name in trained), *(UPDATED + name for name in trained)]
-    return names
-
-
-def check_anchors(wanted: Iterable[str], names: Iterable[str]) -> None:
-    known = set(names)
-    for name in wanted:
-        if name not in known:
-            raise refuse(
-                f"anchorTensor() names {name!r}, which is no tensor of this model. {suggest(name, known)}"
-            )
-
-
+GRADIENT = "Gradient___"
+UPDATED = "UpdatedVar___"
 WRITTEN = "written/"
 """Before the number of an input in the name of the output that has what forward() made of it in place."""
 LOSS_SCALE = "lossScaling_FLOAT"
@@ -99,13 +128,13 @@ class Executable:
 
     program: Program
     inputs: Signature
-    structure: Structure | None
+    template: Any  # what forward() returned, with an empty tensor in the place of each
+    num_tensors: int  # in the template
     results: dict[str, int]
     tensor_names: list[str]
     training: bool
     scales_loss: bool
-    placement: dict[str, Any] = field(default_factory=dict)
-    memory: dict[str, Any] = field(default_factory=dict)  # of each IPU
+    memory: dict[str, Any]  # of each IPU
 
 
 @dataclass(frozen=True)
@@ -161,24 +190,30 @@ def compile_step(
             trained=trained,
         )
     _check_buffers(program, options)
-    memory = _rules.check_memory(watch, options, weights, optimizer)
+    memory = _rules.check_memory(watch, options, optimizer)
     signature = Signature.of(args)
-    names = all_names(
-        [*signature.names, *signature.named], image.weights(), trained, traced.recorded, training
-    )
+    names = [f"input/{name}" for name in (*signature.names, *signature.named)]
+    names += [*image.weights(), *traced.outputs]
+    if training:
+        names += ["loss", *(GRADIENT + name for name in trained), *(UPDATED + name for name in trained)]
     if "loss" not in traced.extra and training:
         names.remove("loss")  # it can be looked at where forward() returns it
     names += numbers  # of the optimizer
-    check_anchors((anchor.name for anchor in anchors.values()), names)
+    for anchor in anchors.values():
+        if anchor.name not in names:
+            raise refuse(
+                f"anchorTensor() names {anchor.name!r}, which is no tensor of this model. {suggest(anchor.name, names)}"
+            )
+    holes = [torch.empty(0)] * len(traced.flat)
     return Executable(
         program,
         signature,
-        traced.structure,
+        reconstructTensorStructure(traced.result, holes),
+        len(traced.flat),
         traced.extra,
         names,
         training,
         scales_loss,
-        watch.placement.as_json(),
         memory.as_json(),
     )
 
@@ -190,15 +225,13 @@ class _Traced:
         self._model = model
         self._args = args
         self._anchors = anchors
-        self._outputs = ModuleOutputs(model)
+        self.outputs: dict[
+            str, torch.Tensor
+        ] = {}  # of modules, by "path/to/module/Class:k", k counting results
         self.extra: dict[str, int] = {}
         self._scale: torch.Tensor | None = None
-        self._result: Any = None
-        self._flat: list[torch.Tensor] = []
-
-    @property
-    def recorded(self) -> list[str]:
-        return list(self._outputs.tensors)
+        self.result: Any = None
+        self.flat: list[torch.Tensor] = []  # the tensors of it
 
     def call(self, weights: dict[str, torch.Tensor], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         versions = [tensor._version for tensor in inputs]
@@ -215,7 +248,7 @@ class _Traced:
         for part in self._model.modules():
             tensors += [(part._parameters, {**part._parameters}), (part._buffers, {**part._buffers})]
         try:
-            with self._outputs.recording():
+            with self._recording():
                 result = functional_call(self._model, own, args, kwargs)
         finally:
             handle.remove()
@@ -223,28 +256,40 @@ class _Traced:
                 there.clear()
                 there.update(before)
         state.warn_of_changes()
-        self._result = result
-        flat: list[torch.Tensor] = flattenTensorStructure(result)
-        named = {name: self._outputs.tensors[name] for name in self._anchors if name in self._outputs.tensors}
+        self.result, self.flat = result, flattenTensorStructure(result)
+        named = {name: self.outputs[name] for name in self._anchors if name in self.outputs}
         for name, value in [*zip(self._args.arg_names, args, strict=True), *kwargs.items()]:
             if f"input/{name}" in self._anchors and isinstance(value, torch.Tensor):
                 named[f"input/{name}"] = value
         for index, (tensor, version) in enumerate(zip(inputs, versions, strict=True)):
             if tensor._version != version:  # forward() has changed it in place, and the host is to see that
                 named[f"{WRITTEN}{index}"] = tensor
-        self.extra = {name: len(flat) + index for index, name in enumerate(named)}
-        self._flat = flat
-        return [*flat, *named.values()]
+        self.extra = {name: len(self.flat) + index for index, name in enumerate(named)}
+        return [*self.flat, *named.values()]
 
-    @property
-    def structure(self) -> Structure | None:
-        """The nesting of what forward() returned; asked for after the trace."""
-        return None if self._result is None else Structure.of(self._result)
+    @contextmanager
+    def _recording(self) -> Iterator[None]:
+        counts: Counter[str] = Counter()
+
+        def hook(name: str) -> Any:
+            def record(module: torch.nn.Module, inputs: Any, result: Any) -> None:
+                base = f"{name.replace('.', '/')}/{type(module).__name__}"
+                for tensor in flattenTensorStructure(result):
+                    self.outputs[f"{base}:{counts[base]}"] = tensor
+                    counts[base] += 1
+
+            return record
+
+        with ExitStack() as stack:
+            for name, module in self._model.named_modules():
+                if name and not isinstance(module, torch.jit.ScriptModule):
+                    stack.enter_context(module.register_forward_hook(hook(name)))
+            yield
 
     def find_loss(self, watch: Any, scales: bool) -> Callable[[Any], torch.Tensor]:
         def find(_: Any) -> torch.Tensor:
-            loss: torch.Tensor = watch.find_loss(self._result)
-            for index, tensor in enumerate(self._flat):
+            loss: torch.Tensor = watch.find_loss(self.result)
+            for index, tensor in enumerate(self.flat):
                 if tensor is loss:
                     self.extra["loss"] = index
             return loss * self._scale if scales and self._scale is not None else loss
@@ -295,9 +340,10 @@ class Run:
         self._batching = Batching.of(options)
         self._reduction = Reduction(options, rule.accum_type) if rule is not None else None
         replicas, accumulation = self._batching.replicas, self._batching.accumulation
-        num_outputs = executable.structure.num_tensors if executable.structure is not None else 0
         mode, period = options.output_mode, options.output_return_period
-        self._outputs = [Collector(mode, period, replicas, accumulation) for _ in range(num_outputs)]
+        self._outputs = [
+            Collector(mode, period, replicas, accumulation) for _ in range(executable.num_tensors)
+        ]
         self._written = {
             int(name.removeprefix(WRITTEN)): place
             for name, place in executable.results.items()
@@ -321,8 +367,9 @@ class Run:
         with self._random.active(), torch.no_grad():
             for iteration in range(self._batching.device_iterations):
                 self._iterate(iteration, inputs)
-        structure = self._executable.structure
-        filled = None if structure is None else structure.filled([one.result() for one in self._outputs])
+        filled = reconstructTensorStructure(
+            self._executable.template, [one.result() for one in self._outputs]
+        )
         return filled, {short: collector.result() for short, collector in self._kept.items()}
 
     def _iterate(self, iteration: int, inputs: Sequence[torch.Tensor]) -> None:
@@ -365,7 +412,10 @@ class Run:
         for short, anchor in self._anchors.items():
             name = anchor.name
             if name.startswith(GRADIENT):
-                self._kept[short].add(run, replica, _gradient(gradients, name.removeprefix(GRADIENT)))
+                weight = name.removeprefix(GRADIENT)
+                if weight not in gradients:
+                    raise refuse(f"anchorTensor() names {name}, but the loss does not depend on {weight}.")
+                self._kept[short].add(run, replica, gradients[weight])
             elif self._rule is not None and name in (numbers := self._rule.numbers()):
                 self._kept[short].add(run, replica, numbers[name])
             elif not name.startswith(UPDATED):
@@ -379,9 +429,3 @@ class Run:
                 value = self._image.parameters[anchor.name.removeprefix(UPDATED)]
                 for replica in range(self._batching.replicas):
                     self._kept[short].add(iteration, replica, value)
-
-
-def _gradient(gradients: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
-    if name not in gradients:
-        raise refuse(f"anchorTensor() names {GRADIENT}{name}, but the loss does not depend on {name}.")
-    return gradients[name]

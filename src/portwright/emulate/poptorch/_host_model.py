@@ -112,8 +112,8 @@ _CURES = {
 _told: set[tuple[str, str]] = set()
 
 
-def watch_clipping(is_owned: Callable[[torch.Tensor], bool]) -> None:
-    """From here on, torch's functions warn, once a line, when they are given a weight that `is_owned`.
+def watch_clipping() -> None:
+    """From here on, torch's functions warn, once a line, when they are given a weight that an executor trains.
 
     They are changed inside, where a script that has imported them by name finds the change, too.
     """
@@ -121,14 +121,14 @@ def watch_clipping(is_owned: Callable[[torch.Tensor], bool]) -> None:
         outer: Any = getattr(torch.nn.utils, name)
         for cell in outer.__closure__ or ():
             if getattr(cell.cell_contents, "__name__", None) == name:
-                cell.cell_contents = _told_of(cell.cell_contents, cure, is_owned)
+                cell.cell_contents = _told_of(cell.cell_contents, cure)
 
 
-def _told_of(clip: Any, cure: str, is_owned: Callable[[torch.Tensor], bool]) -> Any:
+def _told_of(clip: Any, cure: str) -> Any:
     @functools.wraps(clip)
     def call(parameters: Any, *args: Any, **kwargs: Any) -> Any:
         given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        if current() is None and any(map(is_owned, given)):
+        if current() is None and any(_owner_of(tensor) is not None for tensor in given):
             place, _ = PlaceFinder().find(sys._getframe(1), ())
             if (clip.__name__, str(place)) not in _told:
                 _told.add((clip.__name__, str(place)))
@@ -149,7 +149,7 @@ _handles: WeakIdKeyDictionary = WeakIdKeyDictionary()  # executor -> hooks
 _step_hook: Any = None
 
 
-def guard_host(executor: Any = None, parameters: Iterable[Tensor] = ()) -> None:
+def guard_host(executor: Any, parameters: Iterable[Tensor]) -> None:
     """From here on, `backward()` that reaches one of these weights, and `optimizer.step()` on them, raise.
 
     Until `release_host(executor)`, or until the executor is gone. It keeps neither alive. An executor that only infers needs no
@@ -158,15 +158,13 @@ def guard_host(executor: Any = None, parameters: Iterable[Tensor] = ()) -> None:
     global _step_hook
     if _step_hook is None:
         _step_hook = register_optimizer_step_pre_hook(_before_step)
-        watch_clipping(is_owned)
-    if executor is None:
-        return
+        watch_clipping()
     owner = weakref.ref(executor)
     handles = _handles.setdefault(executor, [])
     for parameter in parameters:
         _owners[parameter] = owner
         if parameter.requires_grad:
-            handles.append(parameter.register_hook(_Refusal(owner)))
+            handles.append(parameter.register_hook(_refusal(owner)))
 
 
 def release_host(executor: Any) -> None:
@@ -177,25 +175,18 @@ def release_host(executor: Any) -> None:
         del _owners[parameter]
 
 
-def is_owned(parameter: Tensor) -> bool:
-    """Whether an executor trains this tensor of the host."""
-    return _owner_of(parameter) is not None
-
-
-class _Refusal:
+def _refusal(owner: Any) -> Callable[[Tensor], None]:
     """The hook of one executor's weights; it keeps the executor's weak reference only."""
 
-    def __init__(self, owner: Any) -> None:
-        self._owner = owner
+    def hook(gradient: Tensor) -> None:
+        if owner() is not None and current() is None:
+            raise _refuse(
+                "backward() on the host reaches a weight that a poptorch.trainingModel trains on the IPU: its gradient would change "
+                "nothing there. Leave backward() and optimizer.step() out: calling the training model computes gradients and updates "
+                "the weights"
+            )
 
-    def __call__(self, gradient: Tensor) -> None:
-        if self._owner() is None or current() is not None:
-            return
-        raise _refuse(
-            "backward() on the host reaches a weight that a poptorch.trainingModel trains on the IPU: its gradient would change "
-            "nothing there. Leave backward() and optimizer.step() out: calling the training model computes gradients and updates "
-            "the weights"
-        )
+    return hook
 
 
 def _before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -375,12 +366,3 @@ def _wrapper_class(base: type[torch.nn.Module], parent: weakref.ref[PoplarExecut
     PoptorchModel.__qualname__ = PoptorchModel.__name__
     PoptorchModel.__module__ = base.__module__
     return PoptorchModel
-
-
-def warn_stale(reading: str) -> None:
-    logger.warning(
-        "%s reads the host's weights, which are older than the device's: call copyWeightsToHost() first "
-        "(or set %s=implicit, and they follow as in PopTorch 3.4)",
-        reading,
-        COPIES,
-    )

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Dict, Generator, List
+from typing import Any, Dict, List
 
 import torch
 
@@ -19,40 +19,33 @@ def flattenTensorStructure(tensors, canonical_structure=None):
     if isinstance(tensors, torch.Tensor):
         return [tensors]
     like = tensors if canonical_structure is None else canonical_structure
-    flat: list[torch.Tensor] = []
-    for place in _places(tensors, like):
-        flat += flattenTensorStructure(tensors[place], like[place])
-    return flat
+    if isinstance(tensors, dict):
+        pairs = [(tensors[key], like[key]) for key in like]
+    else:
+        pairs = list(zip(tensors, like, strict=True)) if isinstance(tensors, (list, tuple)) else []
+    return [tensor for value, other in pairs for tensor in flattenTensorStructure(value, other)]
 
 
-def _places(value: Any, like: Any) -> Iterable[Any]:
-    """By what the parts of a structure are found in it, in the order of another; nothing is in what is no structure."""
+def reconstructTensorStructure(structure, values):
+    """The same structure with other tensors, in the order of flattening."""
+    tensors = iter(values)
+    return _map_leaves(structure, lambda leaf: next(tensors) if isinstance(leaf, torch.Tensor) else leaf)
+
+
+def _map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same structure, with what `change` gives in the place of all that is no dict, list or tuple."""
     if isinstance(value, dict):
-        return list(like)
-    return range(len(value)) if isinstance(value, (list, tuple)) else ()
-
-
-def reconstructTensorStructure(structure, values, filter_fn=lambda t: True):
-    """The same structure with other tensors: those for which `filter_fn` is true, in the order of flattening."""
-    return _rebuild(structure, iter(values), filter_fn)
-
-
-def _rebuild(value: Any, tensors: Iterator[torch.Tensor], wanted: Callable[[torch.Tensor], bool]) -> Any:
-    if isinstance(value, torch.Tensor):
-        return next(tensors) if wanted(value) else value
-    if not isinstance(value, (dict, list, tuple)):
-        return value
-    parts = [_rebuild(value[place], tensors, wanted) for place in _places(value, value)]
-    if isinstance(value, dict):
-        return type(value)(dict(zip(value, parts, strict=True)))
+        return type(value)({key: _map_leaves(item, change) for key, item in value.items()})
+    if not isinstance(value, (list, tuple)):
+        return change(value)
+    parts = [_map_leaves(item, change) for item in value]
     # a named tuple takes each
     return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
 
 
-def combine_batch_tensors_gen(tensors: List[List[torch.Tensor]]) -> Generator[torch.Tensor, None, None]:
-    """Joins the first tensors of all batches, then the second ones, and so on."""
-    for parts in zip(*tensors, strict=True):
-        yield torch.cat(parts)
+def _joined(batches: List[List[torch.Tensor]]) -> Iterator[torch.Tensor]:
+    """The first tensors of all batches as one, then the second ones, and so on."""
+    return map(torch.cat, zip(*batches, strict=True))
 
 
 def combined_batch_generator(dataloader_iterator, num_batches_to_combine, drop_last=True):
@@ -62,27 +55,10 @@ def combined_batch_generator(dataloader_iterator, num_batches_to_combine, drop_l
     for batch in dataloader_iterator:
         held.append(flattenTensorStructure(batch))
         if len(held) == num_batches_to_combine:
-            yield reconstructTensorStructure(batch, combine_batch_tensors_gen(held))
+            yield reconstructTensorStructure(batch, _joined(held))
             held = []
     if held and not drop_last:
-        yield reconstructTensorStructure(batch, combine_batch_tensors_gen(held))
-
-
-class Structure:
-    """A result's nesting; `template` holds an empty tensor where a result goes."""
-
-    def __init__(self, template: Any, num_tensors: int) -> None:
-        self.template = template
-        self.num_tensors = num_tensors
-
-    @classmethod
-    def of(cls, result: Any) -> Structure:
-        num_tensors = len(flattenTensorStructure(result))
-        holes = [torch.empty(0) for _ in range(num_tensors)]
-        return cls(reconstructTensorStructure(result, holes), num_tensors)
-
-    def filled(self, tensors: Sequence[torch.Tensor]) -> Any:
-        return reconstructTensorStructure(self.template, list(tensors))
+        yield reconstructTensorStructure(batch, _joined(held))
 
 
 _MANY = inspect.Parameter.VAR_POSITIONAL
@@ -213,23 +189,39 @@ _AS_FLOAT = {torch.float64, torch.bfloat16}
 
 
 @dataclass(frozen=True)
+class _Leaf:
+    """What must stay of an argument that is no structure: of a tensor type and shape, of anything else all of it."""
+
+    kind: str
+    dtype: torch.dtype | None = None
+    shape: list[int] | None = None
+    value: Any = None
+
+    @classmethod
+    def of(cls, value: Any) -> _Leaf:
+        if isinstance(value, torch.Tensor):
+            return cls("tensor", value.dtype, list(value.shape))
+        is_plain = value is None or isinstance(value, (bool, int, float, str))
+        return cls(_type_name(value), value=value if is_plain else repr(value))
+
+    def __str__(self) -> str:
+        described = f"{self.dtype} {self.shape}" if self.kind == "tensor" else repr(self.value)
+        return f"a tensor {described}" if self.kind == "tensor" else f"{self.kind} {described}"
+
+
+@dataclass(frozen=True)
 class Signature:
-    """A description of arguments: plain lists and dicts."""
+    """The arguments of a program, with a description in the place of each tensor and value."""
 
     names: list[str]
     positional: list[Any]
     named: dict[str, Any]
 
     @classmethod
-    def of(cls, args: Any) -> Signature:
-        """Describes what ArgsParser gave."""
-        return cls(
-            list(args.arg_names),
-            [_describe(value) for value in args.args],
-            {name: _describe(value) for name, value in args.kwargs.items()},
-        )
+    def of(cls, args: Args) -> Signature:
+        return cls(list(args.arg_names), *_map_leaves([args.args, args.kwargs], _Leaf.of))
 
-    def check(self, args: Any) -> None:
+    def check(self, args: Args) -> None:
         """Refuses arguments that differ from these, saying what was expected and what came."""
         if len(args.args) != len(self.positional):
             raise refuse(
@@ -242,26 +234,12 @@ class Signature:
         for name, expected in self.named.items():
             _check(name, expected, args.kwargs[name])
 
-    def flatten(self, args: Any) -> list[torch.Tensor]:
+    def flatten(self, args: Args) -> list[torch.Tensor]:
         """The tensors of arguments that were checked, in the order of these: dicts and names may come in another."""
-        flat: list[torch.Tensor] = []
-        for expected, value in zip(self.positional, args.args, strict=True):
-            _flatten(expected, value, flat)
-        for name, expected in self.named.items():
-            _flatten(expected, args.kwargs[name], flat)
-        return flat
-
-
-def _flatten(expected: Any, value: Any, flat: list[torch.Tensor]) -> None:
-    kind = expected["is"]
-    if kind == "tensor":
-        flat.append(value)
-    elif kind == "dict":
-        for key, item in expected["items"]:
-            _flatten(item, value[key], flat)
-    elif kind == "sequence":
-        for item, one in zip(expected["items"], value, strict=True):
-            _flatten(item, one, flat)
+        tensors: list[torch.Tensor] = flattenTensorStructure(
+            (args.args, args.kwargs), (self.positional, self.named)
+        )
+        return tensors
 
 
 def to_device(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -303,52 +281,33 @@ def warn_requires_grad(tensors: Sequence[torch.Tensor]) -> None:
         )
 
 
-def _describe(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return {"is": "tensor", "dtype": str(value.dtype), "shape": list(value.shape)}
-    if isinstance(value, dict):
-        return {
-            "is": "dict",
-            "type": _type_name(value),
-            "items": [[k, _describe(v)] for k, v in value.items()],
-        }
-    if isinstance(value, (list, tuple)):
-        return {"is": "sequence", "type": _type_name(value), "items": [_describe(item) for item in value]}
-    return {"is": "value", "type": _type_name(value), "value": _plain(value)}
-
-
 def _check(name: str, expected: Any, value: Any) -> None:
-    got = _describe(value)
-    if expected["is"] != got["is"] or expected.get("type") != got.get("type"):
+    got = value if isinstance(value, (dict, list, tuple)) else _Leaf.of(value)
+    if type(expected) is not type(got) or (isinstance(got, _Leaf) and expected.kind != got.kind):
         raise refuse(
             f"Type mismatch for {name}: compiled for {_said(expected)} and got {_said(got)}. {_CURE}"
         )
-    kind = expected["is"]
-    if kind == "tensor":
-        if expected["dtype"] != got["dtype"]:
+    if isinstance(got, _Leaf):
+        for what, one, other in (
+            ("Data type", expected.dtype, got.dtype),
+            ("Shape", expected.shape, got.shape),
+        ):
+            if one != other:
+                raise refuse(f"{what} mismatch for {name}: compiled for {one} and got {other}. {_CURE}")
+        if expected.value != got.value:
             raise refuse(
-                f"Data type mismatch for {name}: compiled for {expected['dtype']} and got {got['dtype']}. {_CURE}"
+                f"Value mismatch for {name}: compiled for {expected.value!r}, which became a constant of the program, and got "
+                f"{got.value!r}. {_CURE}"
             )
-        if expected["shape"] != got["shape"]:
-            raise refuse(
-                f"Shape mismatch for {name}: compiled for {expected['shape']} and got {got['shape']}. {_CURE}"
-            )
-    elif kind == "sequence":
-        if len(expected["items"]) != len(value):
-            raise refuse(
-                f"Length mismatch for {name}: compiled for {len(expected['items'])} elements and got {len(value)}. {_CURE}"
-            )
-        for index, (one, item) in enumerate(zip(expected["items"], value, strict=True)):
-            _check(f"{name}[{index}]", one, item)
-    elif kind == "dict":
-        _check_keys(name, dict(expected["items"]), value)
-        for key, one in expected["items"]:
-            _check(f"{name}[{key}]", one, value[key])
-    elif expected["value"] != got["value"]:
+        return
+    if isinstance(got, dict):
+        _check_keys(name, expected, got)
+    elif len(expected) != len(got):
         raise refuse(
-            f"Value mismatch for {name}: compiled for {expected['value']!r}, which became a constant of the program, and got "
-            f"{got['value']!r}. {_CURE}"
+            f"Length mismatch for {name}: compiled for {len(expected)} elements and got {len(got)}. {_CURE}"
         )
+    for place in expected if isinstance(got, dict) else range(len(got)):
+        _check(f"{name}[{place}]", expected[place], got[place])
 
 
 def _check_keys(name: str, expected: dict[str, Any], got: dict[str, Any]) -> None:
@@ -360,18 +319,10 @@ def _check_keys(name: str, expected: dict[str, Any], got: dict[str, Any]) -> Non
 
 
 def _said(described: Any) -> str:
-    kind = described["is"]
-    if kind == "tensor":
-        return f"a tensor {described['dtype']} {described['shape']}"
-    if kind == "value":
-        return f"{described['type']} {described['value']!r}"
-    return f"{described['type']} of {len(described['items'])}"
+    is_leaf = isinstance(described, _Leaf)
+    return str(described) if is_leaf else f"{_type_name(described)} of {len(described)}"
 
 
 def _type_name(value: Any) -> str:
     kind = type(value)
     return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _plain(value: Any) -> Any:
-    return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)

@@ -7,86 +7,19 @@ exchange buffers, padding and the working space of single ops, which on hardware
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from portwright.emulate import target_of
 from portwright.emulate.poptorch._errors import refuse
-from portwright.emulate.poptorch._placement import Placement, Tag
+from portwright.emulate.poptorch._placement import Tag
 from portwright.graph.graph import ITEM_BYTES, Value
 
 if TYPE_CHECKING:
     from portwright.emulate.poptorch._watch import Watch
-
-
-class Uses:
-    """The values of one trace, by the places that use them."""
-
-    def __init__(self, watch: Watch) -> None:
-        self.tags, self.results = watch.tags, watch.results
-        self.nodes, self.values = watch.tape.nodes, watch.tape.values
-        self._makers, self._of_host = watch.tape.makers, watch.of_host
-
-    def weights(self) -> Iterator[tuple[Value, bool]]:
-        """Parameters and buffers, and whether gradients are computed for them; tied ones once."""
-        for value in self.values:
-            if value.kind in ("parameter", "buffer") and value.base == value.index:
-                yield value, value.requires_grad
-
-    def weight_homes(self) -> dict[int, Tag]:
-        """Where each weight is read first."""
-        homes: dict[int, Tag] = {}
-        for node, tag in zip(self.nodes, self.tags, strict=True):
-            for index in node.inputs:
-                value = self.values[index]
-                if tag is not None and value.kind in ("parameter", "buffer"):
-                    homes.setdefault(value.base, tag)
-        return homes
-
-    def home(self, index: int) -> Tag:
-        """Where a value is made; of an input, where it is read first."""
-        maker = self._makers.get(index)
-        if maker is None:
-            tags = (
-                t for n, t in zip(self.nodes, self.tags, strict=True) if index in n.inputs and t is not None
-            )
-            return next(tags, Tag())
-        return self.tags[maker] or Tag()
-
-    def stage_inputs(self) -> dict[tuple[int, int], Tag]:
-        """(value, stage that reads it from an earlier one or from the host): where that stage is."""
-        entering: dict[tuple[int, int], Tag] = {}
-        for node, tag in zip(self.nodes, self.tags, strict=True):
-            for index in node.inputs:
-                value = self.values[index]
-                base = self.values[value.base]
-                if tag is None or base.kind not in ("activation", "input"):
-                    continue
-                if base.kind == "input" or self.home(base.index).stage != tag.stage:
-                    entering.setdefault((base.index, tag.stage), tag)
-        return entering
-
-    def lifetimes(self) -> dict[int, tuple[int, int]]:
-        """The first and last node at which each value of the forward pass is there; views count for what they show."""
-        lives: dict[int, tuple[int, int]] = {}
-        nodes, values = self.nodes, self.values
-        for node in nodes:
-            if node.index in self._of_host:
-                continue
-            for index in (*node.outputs, *node.inputs):
-                base = values[index].base
-                if values[base].kind in ("activation", "input"):
-                    first = -1 if values[base].kind == "input" else node.index
-                    lives[base] = lives.get(base, (first, 0))[0], node.index
-        for index in self.results:
-            base = values[index].base
-            if base in lives:
-                lives[base] = lives[base][0], len(nodes)
-        return lives
 
 
 LABEL = "estimated from the tensors of the step; code, exchange buffers and working space of ops come on top"
@@ -115,10 +48,6 @@ class IpuMemory:
     def total(self) -> int:
         return self.weights + self.gradients + self.optimizer_state + self.activations + self.temporary
 
-    def __str__(self) -> str:
-        parts = ", ".join(f"{name.replace('_', ' ')} {_mb(getattr(self, name))}" for name in _PARTS)
-        return f"{self.name}: {_mb(self.total)} ({parts})"
-
     @property
     def name(self) -> str:
         named = [block or "before the first block" for block in self.blocks]
@@ -131,25 +60,20 @@ class IpuMemory:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """The memory of each IPU of one replica; prints as a table, and goes to JSON."""
+    """The memory of each IPU of one replica."""
 
     ipus: tuple[IpuMemory, ...]
     capacity_bytes: int  # of one IPU
     label: str = LABEL
-
-    def __str__(self) -> str:
-        return "\n".join([*map(str, self.ipus), f"of {_mb(self.capacity_bytes)} on each IPU; {self.label}"])
 
     def as_json(self) -> dict[str, Any]:
         ipus = [{**asdict(one), "total": one.total} for one in self.ipus]
         return {"capacity_bytes": self.capacity_bytes, "label": self.label, "ipus": ipus}
 
 
-def check_memory(
-    watch: Watch, options: Any, weights: Mapping[str, Tensor], optimizer: torch.optim.Optimizer | None
-) -> MemoryReport:
+def check_memory(watch: Watch, options: Any, optimizer: torch.optim.Optimizer | None) -> MemoryReport:
     """Accounts for a traced model; raises Error for the first IPU that cannot hold its part."""
-    report = _Account(watch, options, weights, optimizer).report()
+    report = _Account(watch, options, optimizer).report()
     for one in report.ipus:
         if one.total > report.capacity_bytes:
             raise refuse(_explain(one, report, watch))
@@ -233,21 +157,17 @@ class _Location:
 class _Account:
     """Adds up one trace."""
 
-    def __init__(
-        self,
-        watch: Watch,
-        options: Any,
-        weights: Mapping[str, Tensor],
-        optimizer: torch.optim.Optimizer | None,
-    ) -> None:
+    def __init__(self, watch: Watch, options: Any, optimizer: torch.optim.Optimizer | None) -> None:
         self._watch, self._options, self._optimizer = watch, options, optimizer
-        self._placement: Placement = watch.placement
-        self._uses = Uses(watch)
-        self._trains = self._placement.trains
+        self._placement, self._values = watch.placement, watch.tape.values
+        # The placed nodes, and where they are.
+        self._tagged = [
+            (node, tag) for node, tag in zip(watch.tape.nodes, watch.tags, strict=True) if tag is not None
+        ]
 
     def report(self) -> MemoryReport:
         counted: dict[int, dict[str, int]] = defaultdict(lambda: dict.fromkeys((*_PARTS, "off_chip"), 0))
-        for part, tag, on_chip, off_chip in self._entries():
+        for part, tag, on_chip, off_chip in (*self._weight_entries(), *self._activation_entries()):
             counted[tag.ipu][part] += on_chip
             counted[tag.ipu]["off_chip"] += off_chip
         place = self._placement
@@ -256,17 +176,25 @@ class _Account:
         ]
         return MemoryReport(tuple(ipus), capacity(self._options))
 
-    def _entries(self) -> Iterable[tuple[str, Tag, int, int]]:
-        """(part, place, bytes on the chip, bytes off it) of each tensor."""
-        yield from self._weight_entries()
-        yield from self._activation_entries()
+    def _home(self, index: int) -> Tag:
+        """Where a value is made; of an input, where it is read first."""
+        maker = self._watch.tape.makers.get(index)
+        if maker is not None:
+            return self._watch.tags[maker] or Tag()
+        return next((tag for node, tag in self._tagged if index in node.inputs), Tag())
 
     def _weight_entries(self) -> Iterable[tuple[str, Tag, int, int]]:
+        """(part, place, bytes on the chip, bytes off it) of each parameter and buffer; of tied ones once."""
         locations = {
             kind: _Location.of(self._options, kind) for kind in ("weight", "accumulator", "optimizer")
         }
-        homes = self._uses.weight_homes()
-        for value, trained in self._uses.weights():
+        homes: dict[int, Tag] = {}  # where each is read first
+        for node, tag in self._tagged:
+            for index in node.inputs:
+                homes.setdefault(self._values[index].base, tag)
+        for value in self._values:
+            if value.kind not in ("parameter", "buffer") or value.base != value.index:
+                continue
             tag = homes.get(value.index, self._placement.tags[0] if self._placement.tags else Tag())
             elements, size = value.num_elements, device_bytes(value)
             on_chip, off_chip = locations["weight"].split(elements, size)
@@ -274,41 +202,48 @@ class _Account:
                 yield "temporary", tag, 0, off_chip
             else:
                 yield "weights", tag, on_chip, 0
-            if not self._trains or not trained:
+            if not self._placement.trains or not value.requires_grad:
                 continue
             accumulator, slots = _optimizer_bytes(self._optimizer, elements, size)
             yield "gradients", tag, *locations["accumulator"].split(elements, accumulator)
             yield "optimizer_state", tag, *locations["optimizer"].split(elements, slots)
 
     def _activation_entries(self) -> Iterable[tuple[str, Tag, int, int]]:
-        watch = self._watch
+        """The same of what the forward pass computes."""
         location = _Location.of(self._options, "activation")
-        kept = watch.kept if self._trains else set()
-        if kept:
-            for value, tag, times in self._kept(kept):
-                on_chip, off_chip = location.split(value.num_elements, device_bytes(value) * times)
-                yield "activations", tag, on_chip, off_chip
+        kept = self._watch.kept if self._placement.trains else set()
+        for value, tag, times in self._kept(kept) if kept else ():
+            yield "activations", tag, *location.split(value.num_elements, device_bytes(value) * times)
         for tag, peak in self._peaks(kept).items():
             yield "temporary", tag, peak, 0
 
     def _kept(self, kept: set[int]) -> Iterable[tuple[Value, Tag, int]]:
         """What lasts until the gradients: (value, place, how many micro-batches of it at the same time)."""
-        uses, values = self._uses, self._uses.values
         positions = self._positions()
         last = max(positions.values(), default=0)
         default = _BY_STAGE if self._placement.is_pipelined else _NO_RECOMPUTATION
         recomputes = int(self._options._Popart.options.get("autoRecomputation", default)) != _NO_RECOMPUTATION
-        entering = uses.stage_inputs() if self._placement.is_pipelined and recomputes else {}
         for index in sorted(kept):
-            tag = uses.home(index)
+            tag = self._home(index)
             in_flight = 2 * (last - positions.get(tag.stage, 0)) + 1 if self._placement.is_pipelined else 1
             is_last = positions.get(tag.stage, 0) == last
             if recomputes and not is_last and index not in self._watch.checkpoints:
                 in_flight = 1  # computed again for the micro-batch whose gradients come
-            yield values[index], tag, in_flight
-        for (index, stage), tag in entering.items():
-            in_flight = 2 * (last - positions.get(stage, 0)) + 1
-            yield values[index], tag, in_flight
+            yield self._values[index], tag, in_flight
+        if self._placement.is_pipelined and recomputes:
+            for (index, stage), tag in self._stage_inputs().items():
+                yield self._values[index], tag, 2 * (last - positions.get(stage, 0)) + 1
+
+    def _stage_inputs(self) -> dict[tuple[int, int], Tag]:
+        """(value, stage that reads it from an earlier one or from the host): where that stage is."""
+        entering: dict[tuple[int, int], Tag] = {}
+        for node, tag in self._tagged:
+            for index in node.inputs:
+                base = self._values[self._values[index].base]
+                is_earlier = base.kind == "activation" and self._home(base.index).stage != tag.stage
+                if base.kind == "input" or is_earlier:
+                    entering.setdefault((base.index, tag.stage), tag)
+        return entering
 
     def _positions(self) -> dict[int, int]:
         """The place of each stage in the pipeline; neighbours on one IPU are one."""
@@ -325,22 +260,40 @@ class _Account:
         """The most bytes of other tensors that are alive at the same time, of each IPU."""
         starts: dict[int, list[int]] = defaultdict(list)
         ends: dict[int, list[int]] = defaultdict(list)
-        for index, (first, last) in self._uses.lifetimes().items():
+        for index, (first, last) in self._lifetimes().items():
             if index not in kept:
                 starts[first].append(index)
                 ends[last].append(index)
         alive: dict[int, int] = defaultdict(int)
         most: dict[int, int] = defaultdict(int)
         homes: dict[int, Tag] = {}
-        for node in range(-1, len(self._uses.nodes) + 1):
+        for node in range(-1, len(self._watch.tape.nodes) + 1):
             for index in starts[node]:
-                tag = self._uses.home(index)
+                tag = self._home(index)
                 homes.setdefault(tag.ipu, tag)
-                alive[tag.ipu] += device_bytes(self._uses.values[index])
+                alive[tag.ipu] += device_bytes(self._values[index])
                 most[tag.ipu] = max(most[tag.ipu], alive[tag.ipu])
             for index in ends[node]:
-                alive[self._uses.home(index).ipu] -= device_bytes(self._uses.values[index])
+                alive[self._home(index).ipu] -= device_bytes(self._values[index])
         return {homes[ipu]: size for ipu, size in most.items()}
+
+    def _lifetimes(self) -> dict[int, tuple[int, int]]:
+        """The first and last node at which each value of the forward pass is there; views count for what they show."""
+        lives: dict[int, tuple[int, int]] = {}
+        nodes = self._watch.tape.nodes
+        for node in nodes:
+            if node.index in self._watch.of_host:
+                continue
+            for index in (*node.outputs, *node.inputs):
+                base = self._values[self._values[index].base]
+                if base.kind in ("activation", "input"):
+                    first = -1 if base.kind == "input" else node.index
+                    lives[base.index] = lives.get(base.index, (first, 0))[0], node.index
+        for index in self._watch.results:
+            base = self._values[self._values[index].base]
+            if base.index in lives:
+                lives[base.index] = lives[base.index][0], len(nodes)
+        return lives
 
 
 def device_bytes(value: Value) -> int:

@@ -19,8 +19,6 @@ from portwright.emulate.poptorch import enums, optim, poptorch_core
 from portwright.emulate.poptorch._errors import AssertedError, refuse
 from portwright.emulate.poptorch._logging import logger
 
-_AUTOMATIC = "automaticLossScalingSettings.enabled"
-
 
 class ValueRefused(poptorch_core.Error, ValueError):
     """Where the real package raises a ValueError."""
@@ -53,52 +51,43 @@ _TORCH = (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.RMSp
 _OURS = (optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.LAMB)
 
 
+# Of an optimizer and its groups: no attributes that the device could need. The executor sets the last one.
+_NO_ATTRIBUTES = ("params", "defaults", "state", "param_groups", "variable_attrs", "state_dict")
+
+
 class OptimizerAttrTracker:
     """Remembers the attributes of the first optimizer, and says once of each later one that it has no effect."""
 
     def __init__(self, opts):
-        self.log = logger.debug if opts._relax_optimizer_checks else logger.warning
-        self.group_attributes: list[str] = []
-        self.optim_attributes: list[str] = []
-        self.record_attributes = True
-        self.printed_msgs: list[str] = []
-        self.type = "Unknown"
+        self._log = logger.debug if opts._relax_optimizer_checks else logger.warning
+        self._of_groups: list[str] = []
+        self._of_optimizer: list[str] = []
+        self._is_first = True
+        self._told: list[str] = []
 
-    def setType(self, optimizer_type):
-        if not isinstance(optimizer_type, _OptimizerType):
-            raise refuse(
-                f"{optimizer_type!r} is no kind of optimizer. Valid: {_names(_OptimizerType)}.", AssertedError
-            )
-        self.type = optimizer_type.name
+    def look(self, optimizer: torch.optim.Optimizer, kind: _OptimizerType) -> None:
+        self._check(self._of_groups, optimizer.defaults, "default", kind)
+        self._check(self._of_optimizer, vars(optimizer), "attribute of the optimizer", kind)
+        for index, group in enumerate(optimizer.param_groups):
+            self._check(self._of_groups, group, f"attribute of group {index}", kind)
+        self._is_first = False
 
-    def enableChecks(self):
-        self.record_attributes = False
-
-    def checkDefaultAttributes(self, provided):
-        self._check(self.group_attributes, provided, "default")
-
-    def checkGroupAttributes(self, provided, group):
-        self._check(self.group_attributes, provided, f"attribute of group {group}")
-
-    def checkOptimizerAttributes(self, provided):
-        self._check(self.optim_attributes, provided, "attribute of the optimizer")
-
-    def _check(self, known: list[str], provided: list[str], kind: str) -> None:
-        new = [name for name in provided if name not in known]
-        if self.record_attributes:
+    def _check(self, known: list[str], given: Mapping[str, Any], said: str, kind: _OptimizerType) -> None:
+        new = [name for name in given if name not in known and name not in _NO_ATTRIBUTES]
+        if self._is_first:
             known.extend(new)
             return
         message = (
-            f"{', '.join(new)} ({kind}) came after {self.type} was compiled, and has no effect on the device"
+            f"{', '.join(new)} ({said}) came after {kind.name} was compiled, and has no effect on the device"
         )
-        if new and message not in self.printed_msgs:
-            self.printed_msgs.append(message)
-            self.log(message)
+        if new and message not in self._told:
+            self._told.append(message)
+            self._log(message)
 
 
 def convertOptimizerToDict(optimizer, attr_tracker, options, is_compiled):
     """The dictionary of an optimizer; half sums of gradients make `options` average them as they are added up."""
-    attr_tracker.setType(_kind_of(optimizer))
+    kind = _kind_of(optimizer)
     if type(optimizer) not in (*_TORCH, *_OURS) and isinstance(optimizer, (*_TORCH, *_OURS)):
         logger.warning(
             "%s is derived from an optimizer that PopTorch knows: the device runs that one's formula, and no Python "
@@ -107,25 +96,19 @@ def convertOptimizerToDict(optimizer, attr_tracker, options, is_compiled):
             type(optimizer).__name__,
         )
     _settle_reduction(optimizer, options, is_compiled)
-    automatic = bool(options._Popart.options.get(_AUTOMATIC, False))
+    automatic = is_automatic(options._Popart.options)
     variable = getattr(optimizer, "variable_attrs", None)
     if variable is not None and automatic:
         variable.markAsVariable("loss_scaling")
     converted = describe(optimizer, automatic)
-    attr_tracker.checkDefaultAttributes(list(optimizer.defaults))
-    own = (
-        "defaults",
-        "state",
-        "param_groups",
-        "variable_attrs",
-        "state_dict",
-    )  # the last one set by the executor
-    attr_tracker.checkOptimizerAttributes([name for name in vars(optimizer) if name not in own])
-    for index, group in enumerate(optimizer.param_groups):
-        attr_tracker.checkGroupAttributes([name for name in group if name != "params"], index)
+    attr_tracker.look(optimizer, kind)
     logger.debug("optimizer %s", converted)
-    attr_tracker.enableChecks()
     return converted
+
+
+def is_automatic(settings: Mapping[str, Any]) -> bool:
+    """Whether PopART's settings have the loss scale change by itself."""
+    return bool(settings.get("automaticLossScalingSettings.enabled", False))
 
 
 def describe(optimizer: torch.optim.Optimizer, automatic_loss_scaling: bool = False) -> dict[str, Any]:
@@ -237,10 +220,6 @@ def _kind_of(optimizer):
         "poptorch.optim or torch.optim, and poptorch.optim.LAMB.",
         AssertedError,
     )
-
-
-def _names(kinds: Any) -> str:
-    return ", ".join(kind.name for kind in kinds)
 
 
 def _camel_case(name: str) -> str:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from portwright.emulate.poptorch import enums
 from portwright.emulate.poptorch._errors import refuse
 from portwright.emulate.poptorch._logging import logger
 from portwright.graph.graph import Node
 from portwright.watching.place import Place
 
-PIPELINED, SHARDED = "pipelined", "sharded"
-_MODES = {0: PIPELINED, 1: SHARDED}
+PIPELINED, SHARDED = 0, 1  # PopART's execution_mode
 MOST_IPUS = 64  # of one process: PopTorch 3.4, CompilerImpl.cpp
 
 
@@ -24,9 +24,6 @@ class Tag:
     stage: int = 0
     ipu: int = 0
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     def __str__(self) -> str:
         name = f"block '{self.block}'" if self.block else "the part before the first block"
         return f"{name} (stage {self.stage}, IPU {self.ipu})"
@@ -36,7 +33,7 @@ class Tag:
 class Blocks:
     """The blocks in the order in which a model enters them."""
 
-    mode: str = PIPELINED
+    mode: int = PIPELINED
     tag: Tag | None = field(default_factory=Tag)  # None behind the end of a block
     entered: list[Tag] = field(default_factory=list)
     _last_ipu: int = 0
@@ -73,7 +70,7 @@ class Blocks:
 class Placement:
     """What a traced model asks for: the IPUs that its ops are on, and the stages of its pipeline."""
 
-    mode: str
+    mode: int
     tags: tuple[Tag, ...]  # that have ops, in the order of their first one
     num_forward_stages: int  # of a pipeline: one more each time that the IPU changes
     trains: bool
@@ -105,20 +102,6 @@ class Placement:
 
     def stages_of(self, ipu: int) -> tuple[int, ...]:
         return tuple(sorted({tag.stage for tag in self.tags if tag.ipu == ipu}))
-
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "mode": self.mode,
-            "num_ipus": self.num_ipus,
-            "replication_factor": self.replication_factor,
-            "num_pipeline_stages": self.num_pipeline_stages,
-            "tags": [tag.as_json() for tag in self.tags],
-        }
-
-
-def make_blocks(options: Any) -> Blocks:
-    backend: Mapping[str, Any] = options._execution_strategy.backendOptions()
-    return Blocks(_MODES[backend.get("execution_mode", 0)])
 
 
 def place(
@@ -253,7 +236,9 @@ def _check_number(placement: Placement, options: Any) -> None:
             "more processes."
         )
     rounded = 1 << (number - 1).bit_length()
-    if rounded == number or is_offline(options) or is_ipu_model(options):
+    is_offline = options.connection_type == enums.ConnectionType.Never
+    is_ipu_model = options.exists("use_model") and options.use_model
+    if rounded == number or is_offline or is_ipu_model:
         return
     if not options.auto_round_num_ipus:
         raise refuse(
@@ -261,14 +246,3 @@ def _check_number(placement: Placement, options: Any) -> None:
             "or let PopTorch reserve more than it uses: options.autoRoundNumIPUs(True)."
         )
     logger.warning("%d IPUs are reserved, and the model uses %d of them", rounded, number)
-
-
-def is_offline(options: Any) -> bool:
-    """Whether the options ask for compilation without a device."""
-    from portwright.emulate.poptorch import enums
-
-    return bool(options.connection_type == enums.ConnectionType.Never)
-
-
-def is_ipu_model(options: Any) -> bool:
-    return bool(options.exists("use_model") and options.use_model)

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, List, Optional, Union
 
 import torch
 
-from portwright.emulate.poptorch import _host_model, _ledger, _rules, enums, optim
+from portwright.emulate.ledger import LEDGERS
+from portwright.emulate.poptorch import _host_model, _rules, enums, optim
 from portwright.emulate.poptorch._batching import mark_results
 from portwright.emulate.poptorch._dataloader import (
     batches_of_a_call,
     refuse_several_processes,
     warn_of_other_options,
 )
-from portwright.emulate.poptorch._device import Image, RandomState
 from portwright.emulate.poptorch._errors import NOT_COMPILED, AssertedError, StateError, refuse
-from portwright.emulate.poptorch._executable import Executable, Run, compile_step
+from portwright.emulate.poptorch._executable import Executable, Image, RandomState, Run, compile_step
 from portwright.emulate.poptorch._host_model import HostChanges, _owner_of, release_looks, unseen, watch_looks
 from portwright.emulate.poptorch._inputs import (
     ArgsParser,
@@ -31,9 +31,8 @@ from portwright.emulate.poptorch._inputs import (
 )
 from portwright.emulate.poptorch._logging import logger
 from portwright.emulate.poptorch._names import partly, with_others
-from portwright.emulate.poptorch._optimizer_link import OptimizerLink, scales_loss
 from portwright.emulate.poptorch._rules import warn_of_training_mode
-from portwright.emulate.poptorch._update import check_trains
+from portwright.emulate.poptorch._update import OptimizerLink, check_trains, scales_loss
 from portwright.emulate.poptorch._watch import current
 from portwright.emulate.poptorch.options import Options, PipelinedExecution, ShardedExecution
 from portwright.job.atomic import atomic_write_text
@@ -41,6 +40,7 @@ from portwright.job.atomic import atomic_write_text
 if TYPE_CHECKING:
     from portwright.emulate import poptorch
 
+_ledger = LEDGERS["poptorch"]
 VERSION = "3.4.0+emulated"
 _MOVES = {"to", "cuda", "cpu", "xpu", "ipu", "to_empty", "half", "float", "double", "bfloat16", "type"}
 _said_emulated = False
@@ -93,8 +93,11 @@ class PoplarExecutor:
         elif optimizer is not None:
             raise refuse("inferenceModel() takes no optimizer.", AssertedError)
         self._options._freeze()
-        self._made_at = _ledger.enter(
-            self, "training" if training else "inference", type(self._user_model).__name__
+        self._made = _ledger.enter(
+            "training" if training else "inference",
+            type(self._user_model).__name__,
+            device_iterations=None,
+            memory=None,
         )
         if training:
             _warn_shared(self)
@@ -169,11 +172,7 @@ class PoplarExecutor:
 
     def _attach(self) -> None:
         self._is_attached = True
-        self._take_over()
-        host = self._host_weights()
-        self._host_changes.check_types(host)
-        self._need_image().read_host(host)
-        self._host_changes.settle(host)
+        self.copyWeightsToDevice()
         if self._link is not None:
             self._link.attach()
 
@@ -226,7 +225,7 @@ class PoplarExecutor:
         """Compiles for arguments like these, without running."""
         self._check_process("compile()")
         parsed = self._args_parser(args, kwargs, False)
-        _ledger.note_used(self)
+        self._made.is_used = True
         if self._executable is not None:
             logger.warning("compile() has no effect: the model is compiled already")
             return
@@ -241,7 +240,11 @@ class PoplarExecutor:
         if not self._training:
             warn_of_training_mode(self._model)
         warn_requires_grad(flattenTensorStructure((parsed.args, parsed.kwargs)))
-        image = self._make_image()
+        image = Image(
+            dict(self._model.named_parameters()),
+            dict(self._model.named_buffers()),
+            self._options.replication_factor,
+        )
         rule = None if self._link is None else self._link.compile(dict(self._model.named_parameters()))
         executable = compile_step(
             self._model,
@@ -252,16 +255,15 @@ class PoplarExecutor:
             scales_loss=scales_loss(rule),
             numbers=[] if rule is None else list(rule.numbers()),
         )
-        _ledger.note_compiled(self, self._options.device_iterations, executable.memory)
+        self._made.details = {
+            "device_iterations": self._options.device_iterations,
+            "memory": executable.memory,
+        }
         self._executable, self._image = executable, image
         if self._link is not None:
             self._link.rule = rule
         if self._options.connection_type != enums.ConnectionType.Never:
             self._attach()
-
-    def _make_image(self) -> Image:
-        parameters, buffers = dict(self._model.named_parameters()), dict(self._model.named_buffers())
-        return Image(parameters, buffers, self._options.replication_factor)
 
     # Running
 
@@ -272,7 +274,12 @@ class PoplarExecutor:
                 AssertedError,
             )
         self._check_process("a call")
-        _refuse_inside(self)
+        watch = current()
+        if watch is not None:
+            raise watch.refuse_here(
+                f"forward() calls the executor made at {self._made.where} while it is compiled itself: one program cannot run another. "
+                "Call the module, not its executor"
+            )
         parsed = self._args_parser(args, kwargs, self.isCompiled())
         if self._executable is None:
             self._compile(parsed)
@@ -293,7 +300,9 @@ class PoplarExecutor:
         if link is not None:
             link.write_state()
             link.warn_unsent()
-        _ledger.count_call(self)
+        self._made.calls += 1
+        self._made.is_used = True
+        _ledger.count(self._made.kind)
         run = Run(executable, image, self._options, None if link is None else link.rule, self._random)
         flat = executable.inputs.flatten(parsed)
         if not self._said_cut:
@@ -339,13 +348,18 @@ class PoplarExecutor:
             "the inferenceModel made at %s does not follow the training of its weights, as in the real one: it is older than the "
             "trainingModel, or of a part of its model. Make it after trainingModel() and of the same model, or call its "
             "copyWeightsToDevice()",
-            self._made_at,
+            self._made.where,
         )
 
     def _note_stale(self, reading: str) -> None:
         if self._dirty_host_weights and not self._said_stale and not self._is_implicit:
             self._said_stale = True
-            _host_model.warn_stale(reading)
+            logger.warning(
+                "%s reads the host's weights, which are older than the device's: call copyWeightsToHost() first "
+                "(or set %s=implicit, and they follow as in PopTorch 3.4)",
+                reading,
+                _host_model.COPIES,
+            )
 
     @partly("the file says what was compiled, and has no program in it: loadExecutable() is refused.")
     def compileAndExport(
@@ -427,7 +441,7 @@ class PoplarExecutor:
     def _check_process(self, what: str) -> None:
         if os.getpid() != self._process:
             raise refuse(
-                f"{what} of the executor made at {self._made_at} comes from another process than the one that made it, such as a "
+                f"{what} of the executor made at {self._made.where} comes from another process than the one that made it, such as a "
                 "worker of a DataLoader: the device belongs to that one, and what is trained here would be lost. Call it there, "
                 "or make an executor in this process."
             )
@@ -450,18 +464,9 @@ def _warn_shared(executor: PoplarExecutor) -> None:
                 "%s is also trained by the trainingModel made at %s. Each has a copy of its own on its device: between calls of "
                 "one and the other, call copyWeightsToHost() of the first and copyWeightsToDevice() of the second",
                 name,
-                other._made_at,
+                other._made.where,
             )
             return
-
-
-def _refuse_inside(executor: PoplarExecutor) -> None:
-    watch = current()
-    if watch is not None:
-        raise watch.refuse_here(
-            f"forward() calls the executor made at {executor._made_at} while it is compiled itself: one program cannot run another. "
-            "Call the module, not its executor"
-        )
 
 
 def _refuse_move(name: str) -> Callable[..., Any]:
@@ -537,7 +542,7 @@ def trainingModel(
     module = _module_of(model)
     if _host_model.is_wrapped(module):
         executor = _host_model.owner(module)
-        where = f" at {executor._made_at}" if executor is not None and executor._made_at else ""
+        where = f" at {executor._made.where}" if executor is not None and executor._made.where else ""
         raise refuse(
             f"{type(module).__bases__[0].__name__} has already been wrapped in trainingModel(){where}. "
             "Call destroy() on it before wrapping it again.",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -66,20 +68,6 @@ class ProgramNode(NamedTuple):
     name: str
     line: str
     is_backward: bool
-
-
-@dataclass(frozen=True)
-class Parts:
-    """All that a program is made of."""
-
-    ops: Sequence[Op]
-    layouts: Mapping[Given, Layout]
-    constants: Mapping[str, Tensor]
-    outputs: Sequence[Ref]
-    gradients: Mapping[str, Ref]
-    tied: Mapping[str, str]
-    written: frozenset[str]
-    training: bool
 
 
 def get_random_state() -> Tensor:
@@ -154,7 +142,7 @@ def has_effect(op: Op) -> bool:
     return draws or not op.target._schema.returns or op.lasts
 
 
-def prune(ops: Sequence[Op], results: Any, leaving: frozenset[int]) -> tuple[list[Op], Any]:
+def prune(ops: Sequence[Op], results: Any, leaving: Collection[int]) -> tuple[list[Op], Any]:
     """Leaves out what no result needs, and gives the other ops their numbers anew, also in `results`."""
     needed = {ref.op for ref in refs_in(results) if isinstance(ref, Value)}
     seen = set(leaving)  # memory that somebody reads later
@@ -177,14 +165,10 @@ def prune(ops: Sequence[Op], results: Any, leaving: frozenset[int]) -> tuple[lis
     return pruned, map_refs(results, renumber)
 
 
-Forward = Callable[..., list[Tensor]]
 Observe = Callable[[Any], None]
-_FILE = "<frozen program>"
-"""What a traceback calls the text of the function that replays a program."""
-_FIRST_LINE = 2
-"""The line of that text with the first op; each op has one."""
 
 
+@dataclass(frozen=True)
 class Program:
     """One step of a model: outputs, and when it trains the gradients of its loss, from weights and inputs.
 
@@ -192,14 +176,32 @@ class Program:
     the same tensor as an earlier one the name of that one: it is read and changed under that name, and has no gradient of its own.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        self.training = parts.training
-        self.tied = dict(parts.tied)
-        self.written = parts.written
-        self._parts = parts
-        self._needs_offset = any(map(_names_offset, parts.ops))
-        self._forward = self._build(None)
-        self._observed: tuple[Observe, Forward] | None = None
+    ops: Sequence[Op]
+    layouts: Mapping[Given, Layout]
+    constants: Mapping[str, Tensor]
+    outputs: Sequence[Ref]
+    gradients: Mapping[str, Ref]
+    tied: Mapping[str, str]
+    written: frozenset[str]
+    training: bool
+
+    @functools.cached_property
+    def _lives(self) -> tuple[dict[int, set[Value]], dict[int, list[Ref]]]:
+        """Of each op: what of its result is used, and what it is the last one to use."""
+        last = {ref: number for number, op in enumerate(self.ops) for ref in refs_in((op.args, op.kwargs))}
+        results = {*self.outputs, *self.gradients.values()}
+        items: dict[int, set[Value]] = defaultdict(set)
+        dead: dict[int, list[Ref]] = defaultdict(list)
+        for ref in last.keys() | results:
+            if isinstance(ref, Value):
+                items[ref.op].add(ref)
+        for ref in last.keys() - results:
+            dead[last[ref]].append(ref)
+        return items, dead
+
+    @functools.cached_property
+    def _needs_offset(self) -> bool:
+        return any(map(_names_offset, self.ops))
 
     def run(
         self, weights: Mapping[str, Tensor], inputs: Sequence[Tensor], observe: Observe | None = None
@@ -209,7 +211,7 @@ class Program:
         Nothing that is returned shares memory with weights or inputs. Inputs are never changed, weights as `written` says.
         `observe` is shown what each op of the backward pass gives that is no view.
         """
-        given = [self._bind(ref, layout, weights, inputs) for ref, layout in self._parts.layouts.items()]
+        given = [self._bind(ref, layout, weights, inputs) for ref, layout in self.layouts.items()]
         with ExitStack() as stack:
             if torch.is_inference_mode_enabled():
                 stack.enter_context(torch.inference_mode(False))
@@ -218,55 +220,39 @@ class Program:
             stack.enter_context(torch._C._AutoDispatchBelowAutograd())
             if torch.is_autocast_enabled("cpu"):  # its casts are in the program
                 stack.enter_context(torch.autocast("cpu", enabled=False))
-            try:
-                results = self._function(observe)(*given)
-            except (IndexError, RuntimeError) as error:
-                explained = self._explain(error)
-                if explained is None:
-                    raise
-                raise explained from error
-        for ref, tensor in zip(self._parts.layouts, given, strict=True):
+            results = self._replay(dict(zip(self.layouts, given, strict=True)), observe)
+        for ref, tensor in zip(self.layouts, given, strict=True):
             if ref.kind == "weight" and ref.key in self.written and tensor is not weights[ref.key]:
                 weights[ref.key].detach().copy_(tensor)  # had other strides than the program's
-        num_outputs = len(self._parts.outputs)
-        return results[:num_outputs], dict(zip(self._parts.gradients, results[num_outputs:], strict=True))
+        num_outputs = len(self.outputs)
+        return results[:num_outputs], dict(zip(self.gradients, results[num_outputs:], strict=True))
 
-    def _build(self, observe: Observe | None) -> Forward:
-        parts = self._parts
-        results = [*parts.outputs, *parts.gradients.values()]
-        return _Writer(parts.ops, list(parts.layouts), results).compile(observe)
-
-    def _function(self, observe: Observe | None) -> Forward:
-        if observe is None:
-            return self._forward
-        if self._observed is None or self._observed[0] != observe:
-            self._observed = observe, self._build(observe)
-        return self._observed[1]
+    def _replay(self, values: dict[Ref, Tensor], observe: Observe | None) -> list[Tensor]:
+        items, dead = self._lives
+        for number, op in enumerate(self.ops):
+            args = _filled(op.args, values)
+            kwargs = {name: _filled(given, values) for name, given in op.kwargs.items()}
+            try:
+                result = op.target(*args, **kwargs)
+            except (IndexError, RuntimeError) as error:
+                raise _explain(error, op) from error
+            if observe is not None and op.is_backward and op.allocates:
+                observe(result)
+            for item in items[number]:
+                values[item] = functools.reduce(operator.getitem, item.path, result)
+            for ref in dead[number]:
+                del values[ref]
+        return [values[ref] for ref in (*self.outputs, *self.gradients.values())]
 
     def nodes(self) -> list[ProgramNode]:
         """Each op in order."""
-        return [ProgramNode(name_of(op.target), op.line, op.is_backward) for op in self._parts.ops]
-
-    def _explain(self, error: Exception) -> Exception | None:
-        """The error with the line of the op that raised it, which is not on the stack any more; None where no op has."""
-        trace = None if isinstance(error, poptorch_core.Error) else error.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename != _FILE:
-            trace = trace.tb_next
-        number = -1 if trace is None else trace.tb_lineno - _FIRST_LINE
-        if not 0 <= number < len(self._parts.ops):
-            return None
-        node = self.nodes()[number]
-        where = f" [{node.line}]" if node.line else ""
-        kind = RangeError if isinstance(error, IndexError) else StateError
-        explained = refuse(f"{node.name}: {str(error).strip().rstrip('.')}.{where}", kind)
-        explained.location = node.line
-        return explained
+        return [ProgramNode(name_of(op.target), op.line, op.is_backward) for op in self.ops]
 
     def _bind(
         self, ref: Given, layout: Layout, weights: Mapping[str, Tensor], inputs: Sequence[Tensor]
     ) -> Tensor:
         if ref.kind == "constant":
-            return self._parts.constants[ref.key]
+            return self.constants[ref.key]
         try:
             tensor = weights[ref.key] if ref.kind == "weight" else inputs[int(ref.key)]
         except (KeyError, IndexError):
@@ -297,87 +283,19 @@ def _names_offset(op: Op) -> bool:
     )
 
 
-def _shown(function: Callable[..., Any], observe: Any) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        result = function(*args, **kwargs)
-        observe(result)
-        return result
+def _filled(argument: Any, values: Mapping[Ref, Tensor]) -> Any:
+    """An op's argument with tensors in the place of refs."""
+    if isinstance(argument, (Given, Value)):
+        return values[argument]
+    if isinstance(argument, (list, tuple)):
+        return [_filled(item, values) for item in argument]
+    return argument
 
-    return call
 
-
-class _Writer:
-    """Writes the text of the function that replays a program: one line an op, each value dropped at its last use.
-
-    The text is made of numbers alone; what they stand for, ops and arguments, is handed over as objects. So nothing of a program is
-    ever read as code.
-    """
-
-    def __init__(self, ops: Sequence[Op], given: Sequence[Given], results: Sequence[Ref]) -> None:
-        self._ops, self._given, self._results = ops, given, results
-        self._names: dict[Ref, str] = {ref: f"g{number}" for number, ref in enumerate(given)}
-        self._objects: dict[str, Any] = {}
-        self._last: dict[Ref, int] = {}  # the op that uses a value last
-        self._items: dict[int, list[Value]] = defaultdict(list)  # of an op that gives several: those in use
-        for number, op in enumerate([*ops, None]):
-            for ref in refs_in(results if op is None else (op.args, op.kwargs)):
-                if ref not in self._last and isinstance(ref, Value) and ref.path:
-                    self._items[ref.op].append(ref)
-                self._last[ref] = number
-
-    def compile(self, observe: Observe | None) -> Forward:
-        """The function that takes the given tensors in order and gives the results; `observe` sees what gradients' ops compute."""
-        dead: dict[int, list[Ref]] = defaultdict(list)
-        for ref, number in self._last.items():
-            dead[number].append(ref)
-        functions: dict[Any, str] = {}
-        text = [f"def forward({', '.join(self._names.values())}):"]
-        for number, op in enumerate(self._ops):
-            is_seen = observe is not None and op.is_backward and bool(op.allocates)
-            if (op.target, is_seen) not in functions:
-                functions[op.target, is_seen] = self._keep(
-                    _shown(op.target, observe) if is_seen else op.target
-                )
-            line = self._write(number, op, functions[op.target, is_seen])
-            if dead[number]:
-                line.append(f"del {', '.join(self._names[ref] for ref in dead[number])}")
-            text.append(f" {'; '.join(line)}")
-        text.append(f" return [{', '.join(self._names[ref] for ref in self._results)}]")
-        space = dict(self._objects)
-        exec(compile("\n".join(text), _FILE, "exec"), space)
-        forward: Forward = space["forward"]
-        return forward
-
-    def _write(self, number: int, op: Op, function: str) -> list[str]:
-        arguments = [self._express(argument) for argument in op.args]
-        if op.kwargs:
-            named = ", ".join(
-                f"{self._keep(key)}: {self._express(value)}" for key, value in op.kwargs.items()
-            )
-            arguments.append(f"**{{{named}}}")
-        call = f"{function}({', '.join(arguments)})"
-        whole = Value(number)
-        if whole in self._last:
-            self._names[whole] = f"v{number}"
-            return [f"v{number} = {call}"]
-        if number not in self._items:
-            return [call]
-        lines = [f"v{number} = {call}"]
-        for place, item in enumerate(self._items[number]):
-            self._names[item] = f"v{number}_{place}"
-            lines.append(f"v{number}_{place} = v{number}{''.join(f'[{int(step)}]' for step in item.path)}")
-        return [*lines, f"del v{number}"]
-
-    def _express(self, argument: Any) -> str:
-        if isinstance(argument, Given | Value):
-            return self._names[argument]
-        if isinstance(argument, list | tuple) and any(True for _ in refs_in(argument)):
-            return f"[{', '.join(map(self._express, argument))}]"
-        if isinstance(argument, Mapping):
-            raise TypeError(f"no op of torch takes {argument!r}")
-        return self._keep(argument)
-
-    def _keep(self, thing: Any) -> str:
-        name = f"k{len(self._objects)}"
-        self._objects[name] = thing
-        return name
+def _explain(error: Exception, op: Op) -> poptorch_core.Error:
+    """The error of an op with the line that it was recorded at, which is not on the stack any more."""
+    where = f" [{op.line}]" if op.line else ""
+    kind = RangeError if isinstance(error, IndexError) else StateError
+    explained = refuse(f"{name_of(op.target)}: {str(error).strip().rstrip('.')}.{where}", kind)
+    explained.location = op.line
+    return explained

@@ -1,10 +1,10 @@
-"""The one trace of a step: forward and gradients, as the parts that a Program is made of."""
+"""The one trace of a step: forward and gradients, as a Program."""
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,6 @@ from portwright.emulate.poptorch._program import (
     Given,
     Layout,
     Op,
-    Parts,
     Program,
     Ref,
     Value,
@@ -30,6 +29,7 @@ from portwright.emulate.poptorch._program import (
 )
 from portwright.emulate.poptorch._recorder import Recorder
 from portwright.emulate.poptorch._watch import current
+from portwright.patched import patched
 
 if TYPE_CHECKING:
     from portwright.emulate.poptorch._watch import Watch
@@ -73,7 +73,7 @@ def trace(
                 recorder.is_backward = True
                 gradients = _differentiate(loss, given.leaves)
     with torch._C.DisableTorchFunction():
-        return Program(_finish(recorder, given, tensors, gradients, tied, training))
+        return _finish(recorder, given, tensors, gradients, tied, training)
 
 
 def _finish(
@@ -83,17 +83,17 @@ def _finish(
     gradients: Mapping[str, Tensor],
     tied: Mapping[str, str],
     training: bool,
-) -> Parts:
+) -> Program:
     taken = _Results(recorder)
     outputs = [taken.take(tensor) for tensor in tensors]
     taken_gradients = {name: taken.take(gradient, given.leaves[name]) for name, gradient in gradients.items()}
     ops, (outputs, taken_gradients) = _protect(recorder, (outputs, taken_gradients))
-    ops, (outputs, taken_gradients) = prune(ops, (outputs, taken_gradients), taken.memories())
+    ops, (outputs, taken_gradients) = prune(ops, (outputs, taken_gradients), taken.memories)
     used = set(refs_in([(op.args, op.kwargs) for op in ops])) | set(refs_in((outputs, taken_gradients)))
     layouts = {ref: layout for ref, layout in given.layouts.items() if ref in used}
     constants = {name: t for name, t in recorder.constants.items() if Given("constant", name) in used}
     layouts |= {Given("constant", name): Layout.of(tensor) for name, tensor in constants.items()}
-    return Parts(
+    return Program(
         ops=ops,
         layouts=layouts,
         constants=constants,
@@ -147,7 +147,7 @@ class _Results:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
-        self._numbers: set[int] = set()
+        self.memories: set[int] = set()  # that of each
 
     def take(self, tensor: Tensor, like: Tensor | None = None) -> Ref:
         """The ref of an output, or of a gradient of the leaf `like`."""
@@ -156,19 +156,16 @@ class _Results:
         is_copied = memory is None or bool(memory.owners)
         kwargs: dict[str, Any] = {}
         if like is not None:  # an optimizer may write into it
-            is_copied = is_copied or (memory is not None and memory.number in self._numbers)
+            is_copied = is_copied or (memory is not None and memory.number in self.memories)
             if like.is_contiguous() and not tensor.is_contiguous():
                 is_copied, kwargs = True, {"memory_format": torch.contiguous_format}
         if not is_copied and memory is not None:
-            self._numbers.add(memory.number)
+            self.memories.add(memory.number)
             return ref
         self._recorder.is_backward = like is not None
         copy, number = self._recorder.add_copy(tensor, kwargs)
-        self._numbers.add(number)
+        self.memories.add(number)
         return copy
-
-    def memories(self) -> frozenset[int]:
-        return frozenset(self._numbers)
 
 
 def _find_tied(weights: Mapping[str, Tensor]) -> dict[str, str]:
@@ -265,12 +262,10 @@ def _keep(*args: Any, **kwargs: Any) -> Iterator[None]:
 @contextmanager
 def _following_random_states(recorder: Recorder, watch: Watch) -> Iterator[None]:
     """Has the states of torch's generator recorded that a model asks for and goes back to, and no part of it run twice."""
-    replaced: list[tuple[Any, str, Any]] = []
 
-    def put(home: Any, name: str, new: Callable[..., Any]) -> None:
+    def in_its_place(home: Any, name: str, new: Callable[..., Any]) -> None:
         if hasattr(home, name):  # parts of torch that are not public come and go
-            replaced.append((home, name, getattr(home, name)))
-            setattr(home, name, new)
+            stack.enter_context(patched(home, name, new))
 
     transformer = importlib.import_module("torch.nn.modules.transformer")
     look = getattr(transformer, "_detect_is_causal_mask", None)
@@ -281,15 +276,11 @@ def _following_random_states(recorder: Recorder, watch: Watch) -> Iterator[None]
             return False
         return bool(look(mask, is_causal, size))  # type: ignore[misc]
 
-    if look is not None:
-        put(transformer, "_detect_is_causal_mask", detect_is_causal)
-    # Recomputation changes no result, and would run the user's Python again behind the forward pass, on the host's weights.
-    put(torch.utils.checkpoint, "CheckpointFunction", _Kept)
-    put(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _keep)
-    put(torch, "get_rng_state", recorder.record_get_state)
-    put(torch, "set_rng_state", recorder.record_set_state)
-    try:
+    with ExitStack() as stack:
+        in_its_place(transformer, "_detect_is_causal_mask", detect_is_causal)
+        # Recomputation changes no result, and would run the user's Python again behind the forward pass, on the host's weights.
+        in_its_place(torch.utils.checkpoint, "CheckpointFunction", _Kept)
+        in_its_place(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", _keep)
+        stack.enter_context(patched(torch, "get_rng_state", recorder.record_get_state))
+        stack.enter_context(patched(torch, "set_rng_state", recorder.record_set_state))
         yield
-    finally:
-        for home, name, old in reversed(replaced):
-            setattr(home, name, old)

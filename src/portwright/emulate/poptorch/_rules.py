@@ -10,27 +10,22 @@ from __future__ import annotations
 import functools
 import random
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from portwright.emulate.poptorch import poptorch_core
+from portwright.emulate.poptorch import ops, poptorch_core
 from portwright.emulate.poptorch._calls import Calls
 from portwright.emulate.poptorch._host_model import guard_host, release_host
 from portwright.emulate.poptorch._logging import logger
 from portwright.emulate.poptorch._memory import MemoryReport, check_memory
 from portwright.emulate.poptorch._watch import Watch, active, current
 from portwright.patched import patched
-
-if TYPE_CHECKING:
-    from portwright.emulate.poptorch._watch import Watch
-
 
 _TORCH = str(Path(torch.__file__).parent) + "/"
 _NO_DRAWS = ("seed", "getstate", "setstate", "get_state", "set_state")
@@ -46,13 +41,12 @@ def told_draws(watch: Watch) -> Iterator[None]:
 
     Functions that were imported by name are seen by what they leave behind, without their line.
     """
-    thread, told = threading.get_ident(), []
+    told = []
 
     def watched(name: str, draw: Any) -> Any:
         @functools.wraps(draw)
         def call(*args: Any, **kwargs: Any) -> Any:
-            is_here = threading.get_ident() == thread and watch.phase == "forward" and not watch.is_paused
-            if is_here and not sys._getframe(1).f_code.co_filename.startswith(_TORCH):
+            if watch.sees_model and not sys._getframe(1).f_code.co_filename.startswith(_TORCH):
                 told.append(name)
                 watch.note_once(f"{name}() {_MEANING}")
             return draw(*args, **kwargs)
@@ -62,7 +56,10 @@ def told_draws(watch: Watch) -> Iterator[None]:
     numpy_random: Any = sys.modules.get("numpy.random")
     before = _states(numpy_random)
     with ExitStack() as stack:
-        for home, owner in ((random, random._inst), (numpy_random, _global_state(numpy_random))):
+        for home, owner in (
+            (random, random._inst),
+            (numpy_random, getattr(getattr(numpy_random, "mtrand", None), "_rand", None)),
+        ):
             for name, draw in list(vars(home).items()) if home is not None else ():
                 if name not in _NO_DRAWS and owner is not None and getattr(draw, "__self__", None) is owner:
                     called = f"{home.__name__}.{name}"
@@ -71,10 +68,6 @@ def told_draws(watch: Watch) -> Iterator[None]:
     for name, state in _states(numpy_random).items():
         if state != before.get(name) and not told:
             logger.warning("what forward() draws from %s %s", name, _MEANING)
-
-
-def _global_state(numpy_random: Any) -> Any:
-    return None if numpy_random is None else getattr(numpy_random.mtrand, "_rand", None)
 
 
 def _states(numpy_random: Any) -> dict[str, Any]:
@@ -148,7 +141,6 @@ __all__ = ["MemoryReport", "Watch", "check_memory", "guard_host", "release_host"
 def watching(options: Any, *, training: bool) -> Iterator[Watch]:
     """Watches over the one trace of a model: the code that runs inside is what PopTorch compiles."""
     watch = Watch(options, training=training)
-    strategy = options._execution_strategy
     with ExitStack() as stack:
         stack.enter_context(active(watch))
         stack.enter_context(_watched_modules(watch))
@@ -159,8 +151,9 @@ def watching(options: Any, *, training: bool) -> Iterator[Watch]:
         stack.enter_context(told_draws(watch))
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))  # an IPU has no kernel that keeps no scores
         stack.callback(watch.close)
-        stack.callback(strategy.onEndTracing)
-        strategy.onStartTracing()
+        stack.enter_context(
+            patched(ops.Block, "_stages_manager", options._execution_strategy._stages_manager)
+        )
         try:
             with Calls(watch):
                 yield watch
@@ -188,11 +181,10 @@ def _translate(error: Exception, watch: Watch) -> poptorch_core.Error | None:
 def _watched_modules(watch: Watch) -> Iterator[None]:
     """Knows the module that runs, and refuses compiled ones."""
     original = nn.Module.__call__
-    thread = threading.get_ident()
 
     @functools.wraps(original)
     def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != thread or watch.is_paused:
+        if current() is not watch or watch.is_paused:
             return original(module, *args, **kwargs)
         tape = watch.tape
         is_outermost = not watch.paths
@@ -218,7 +210,7 @@ def _refused_backward(watch: Watch) -> Iterator[None]:
 
     @functools.wraps(original)
     def backward(*args: Any, **kwargs: Any) -> None:
-        if current() is watch and watch.phase == "forward" and not watch.is_paused:
+        if watch.sees_model:
             raise watch.refuse_backward("torch.autograd.backward")
         original(*args, **kwargs)
 
@@ -238,7 +230,7 @@ def _refused_optimizers(watch: Watch) -> Iterator[None]:
         )
 
     def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if current() is watch and not watch.is_paused and watch.phase == "forward":
+        if watch.sees_model:
             raise refuse(f"{type(optimizer).__name__}.step()")
 
     def zero_grad(optimizer: Any, set_to_none: bool = True) -> None:
@@ -258,12 +250,10 @@ def _refused_optimizers(watch: Watch) -> Iterator[None]:
 @contextmanager
 def _refused_compilation(watch: Watch) -> Iterator[None]:
     """Functions of torch.compile: each call of one has torch's own compiler take over the Python that runs, which is seen here."""
-    thread = threading.get_ident()
 
     def guarded(original: Any, is_refused: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            is_here = threading.get_ident() == thread and not watch.is_paused and watch.phase == "forward"
-            if is_here and is_refused(*args):
+            if watch.sees_model and is_refused(*args):
                 raise watch.refuse_here(
                     "a function of torch.compile is called inside of the model, whose code does not go through PopTorch. Call the "
                     "function as it was written"

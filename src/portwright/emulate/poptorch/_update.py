@@ -1,17 +1,19 @@
 """The optimizer on the device: its numbers as they were compiled, its state, and the update of the weights.
 
-`make_update` compiles an optimizer; from then on only what `set` is given counts, as it is with `setOptimizer`.
+An `UpdateRule` is an optimizer compiled; from then on only what `set` is given counts, as it is with `setOptimizer`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
+from types import MappingProxyType, MethodType
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from portwright.emulate.poptorch import _formulas
+from portwright.emulate.poptorch import _formulas, _optimizer_attributes, optim
 from portwright.emulate.poptorch._errors import refuse
 from portwright.emulate.poptorch._logging import logger
 from portwright.emulate.poptorch._optimizer_attributes import (
@@ -19,6 +21,7 @@ from portwright.emulate.poptorch._optimizer_attributes import (
     check_replacement,
     check_values,
     describe,
+    is_automatic,
 )
 
 FACTOR = "lossScaleUpdateFactor"
@@ -26,7 +29,6 @@ FACTOR = "lossScaleUpdateFactor"
 FINAL = "finalLossScale"
 """The product of both, which anchorTensor() can ask for."""
 _SETTINGS = "automaticLossScalingSettings."
-ENABLED = f"{_SETTINGS}enabled"
 
 
 class LossScaling:
@@ -67,14 +69,9 @@ class LossScaling:
         self._num_all = self._num_large = 0
 
 
-def is_automatic(options: Any) -> bool:
-    """Whether the options ask for it."""
-    return bool(options._Popart.options.get(ENABLED, False))
-
-
 def check_trains(options: Any, training: bool) -> None:
     """Refuses it for an inference model, as PopART does."""
-    if is_automatic(options) and not training:
+    if is_automatic(options._Popart.options) and not training:
         raise refuse(
             "Options.Training.setAutomaticLossScaling(True) is only for training, and PopART compiles no inferenceModel "
             "with it. Give the inferenceModel options of its own."
@@ -100,32 +97,20 @@ _LAMBS = (_OptimizerType.LAMB, _OptimizerType.LAMB_NO_BIAS)
 _WITHOUT_STEP = (_OptimizerType.ADAMW_NO_BIAS, _OptimizerType.LAMB_NO_BIAS)
 
 
-def make_update(
-    optimizer: torch.optim.Optimizer,
-    names: Mapping[Tensor, str],
-    *,
-    automatic_loss_scaling: bool = False,
-    settings: Mapping[str, Any] | None = None,
-) -> UpdateRule:
-    """Compiles an optimizer for the weights of a model; `names` says what each tensor of the host is called.
-
-    `settings` are PopART's, by name.
-    """
-    return UpdateRule(optimizer, names, automatic_loss_scaling, settings or {})
-
-
 class UpdateRule:
-    """What the device does to its weights with the gradients of one or more micro-batches."""
+    """What the device does to its weights with the gradients of one or more micro-batches.
+
+    `names` says what each tensor of the host is called; `settings` are PopART's, by name.
+    """
 
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
         names: Mapping[Tensor, str],
-        automatic_loss_scaling: bool = False,
-        settings: Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self._automatic = automatic_loss_scaling
-        self._description = describe(optimizer, automatic_loss_scaling)
+        self._automatic = is_automatic(settings)
+        self._description = describe(optimizer, self._automatic)
         check_values(self._description)
         self._names = {id(tensor): name for tensor, name in names.items()}
         self._places = {tensor.data_ptr(): name for tensor, name in names.items() if tensor.numel()}
@@ -144,8 +129,8 @@ class UpdateRule:
             self._make_slots(name, weight)
         self.scaling: LossScaling | None = None
         """Where the loss scale is automatic: whoever runs the backward pass shows it what comes out."""
-        if automatic_loss_scaling:
-            self.scaling = LossScaling(settings or {})
+        if self._automatic:
+            self.scaling = LossScaling(settings)
             self._slots[FACTOR] = torch.ones(())
         self._say_what_differs(optimizer)
 
@@ -387,3 +372,159 @@ def _velocity_name(kind: _OptimizerType, name: str) -> str:
 def _is_used(number: tuple[float, bool]) -> bool:
     value, is_const = number
     return not is_const or value != 0.0
+
+
+_STATE_DICT = "state_dict"  # a method of the class that an optimizer on a device has one of its own for
+
+
+class OptimizerLink:
+    """Holds the optimizer that was handed over last; `rule` is there once the model is compiled."""
+
+    def __init__(self, optimizer: Any, options: Any, model: torch.nn.Module) -> None:
+        self._options = options
+        self._tracker = _optimizer_attributes.OptimizerAttrTracker(options)
+        self.rule: UpdateRule | None = None
+        self._sent: list[dict[str, Any]] = []  # the numbers of each group as the device has them
+        self.optimizer: torch.optim.Optimizer = _checked(optimizer, "trainingModel()")
+        _check_parameters(self.optimizer, model)
+        self._check_kind(self.optimizer)
+        self._take(self.optimizer)
+
+    def compile(self, parameters: Mapping[str, torch.Tensor]) -> UpdateRule:
+        """Makes the device's rule from the optimizer's values as they are now."""
+        names = {tensor: name for name, tensor in parameters.items()}
+        self._sent = _numbers(self.optimizer)
+        return UpdateRule(self.optimizer, names, self._options._Popart.options)
+
+    def set(self, optimizer: Any) -> None:
+        """setOptimizer(): variable values go to the device; a changed constant is refused and changes nothing."""
+        optimizer = _checked(optimizer, "setOptimizer()")
+        self._check_kind(optimizer)
+        if self.rule is not None:
+            self.rule.set(optimizer)
+        previous = self.optimizer
+        if previous is not optimizer:
+            self.read_state()
+            if isinstance(previous, optim.Optimizer):  # it keeps its last state, and asks this device no more
+                setattr(previous, _STATE_DICT, previous.get_state_dict)
+            if isinstance(optimizer, optim.Optimizer) and self.rule is not None:
+                optimizer.ipu_state_is_dirty = True
+        self._take(optimizer)
+        self._sent = _numbers(optimizer)
+
+    def warn_unsent(self) -> None:
+        """Says once that the user's optimizer has other numbers than the device."""
+        for index, (sent, now) in enumerate(zip(self._sent, _numbers(self.optimizer), strict=False)):
+            changed = [name for name in sent if now.get(name, sent[name]) != sent[name]]
+            if changed:
+                told = ", ".join(f"{name} is {now[name]} and {sent[name]} on the device" for name in changed)
+                logger.warning(
+                    "group %d of the optimizer: %s. Only setOptimizer(optimizer) sends what has changed",
+                    index,
+                    told,
+                )
+                self._sent = []
+                return
+
+    def _check_kind(self, optimizer: torch.optim.Optimizer) -> None:
+        is_compiled = self.rule is not None
+        _optimizer_attributes.convertOptimizerToDict(optimizer, self._tracker, self._options, is_compiled)
+
+    def _take(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        if isinstance(optimizer, optim.Optimizer):
+            setattr(optimizer, _STATE_DICT, MethodType(_state_of(weakref.ref(self)), optimizer))
+
+    def attach(self) -> None:
+        """A device is taken: a state that was loaded goes there, otherwise the host's is to be read from there."""
+        optimizer = self.optimizer
+        if not isinstance(optimizer, optim.Optimizer):
+            return
+        if optimizer.ipu_state_is_dirty and optimizer.has_state():
+            self.write_state()
+        else:
+            optimizer.host_state_is_dirty = True
+            optimizer.ipu_state_is_dirty = False
+
+    def read_state(self) -> None:
+        """The device's state goes into an optimizer of poptorch.optim; torch's own have no place for it."""
+        optimizer = self.optimizer
+        if (
+            not isinstance(optimizer, optim.Optimizer)
+            or self.rule is None
+            or not optimizer.host_state_is_dirty
+        ):
+            return
+        torchs = torch.optim.Optimizer.state_dict(optimizer)  # what schedulers need
+        optimizer.set_state_dict({"ipu_state": self.rule.state(), "ipu_param": self.rule.params(), **torchs})
+        optimizer.ipu_state_is_dirty = False
+
+    def write_state(self) -> None:
+        """A state that the user has loaded since the last run goes to the device, with the values it came with."""
+        optimizer = self.optimizer
+        if (
+            not isinstance(optimizer, optim.Optimizer)
+            or self.rule is None
+            or not optimizer.ipu_state_is_dirty
+        ):
+            return
+        if optimizer.has_state():
+            self.rule.set(optimizer)
+            self._sent = _numbers(optimizer)
+            state = optimizer.get_state_dict()
+            self.rule.load(state["ipu_state"])
+            self.rule.write(state["ipu_param"])
+        optimizer.ipu_state_is_dirty = False
+
+    def note_trained(self) -> None:
+        if isinstance(self.optimizer, optim.Optimizer):
+            self.optimizer.host_state_is_dirty = True
+
+
+def scales_loss(rule: UpdateRule | None) -> bool:
+    """Whether the program has to multiply its loss: by a factor other than 1, or one that may change."""
+    return rule is not None and (rule.loss_scale != 1.0 or "lossScaling_FLOAT" in rule.params())
+
+
+def _checked(optimizer: Any, where: str) -> torch.optim.Optimizer:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise refuse(
+            f"{where} got {optimizer!r} as optimizer. Hand over one of poptorch.optim or torch.optim."
+        )
+    return optimizer
+
+
+def _check_parameters(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> None:
+    own = {id(parameter) for parameter in model.parameters()}
+    for index, group in enumerate(optimizer.param_groups):
+        for tensor in group["params"]:
+            if id(tensor) not in own:
+                raise refuse(
+                    f"group {index} of the optimizer holds a tensor of shape {list(tensor.shape)} that is no parameter of "
+                    f"{type(model).__name__}. Make the optimizer from the parameters of the model that is wrapped."
+                )
+
+
+def _state_of(link: weakref.ref[OptimizerLink]) -> Callable[[Any], dict[str, Any]]:
+    """The state_dict() of an optimizer whose state is on a device: it is read from there first."""
+
+    def state_dict(optimizer: Any) -> dict[str, Any]:
+        mine = link()
+        if mine is not None and mine.optimizer is optimizer:
+            mine.read_state()
+        state: dict[str, Any] = optimizer.get_state_dict()
+        return state
+
+    return state_dict
+
+
+def _numbers(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    return [
+        {
+            name: float(value) if isinstance(value, torch.Tensor) else value
+            for name, value in group.items()
+            if isinstance(value, (int, float, tuple))
+            or (isinstance(value, torch.Tensor) and value.numel() == 1)
+        }
+        for group in optimizer.param_groups
+    ]

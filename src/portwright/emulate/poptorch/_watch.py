@@ -24,18 +24,18 @@ from portwright.graph.capturing.tape import Tape, storage_id
 from portwright.graph.capturing.trace import guess_shape
 from portwright.graph.graph import Graph, Kind, Module, Node
 from portwright.graph.kernels import Verdict
-from portwright.graph.match import Refusal, match
+from portwright.graph.match import match
 from portwright.watching.place import Place
 from portwright.watching.places import PlaceFinder
 
 _lock = threading.RLock()  # models of two threads are compiled one after the other
-_watch: Watch | None = None
-_thread = 0
+_here = threading.local()  # .watch is what this thread compiles
 
 
 def current() -> Watch | None:
     """The watch over the model that this thread is compiling."""
-    return _watch if _watch is not None and threading.get_ident() == _thread else None
+    watch: Watch | None = getattr(_here, "watch", None)
+    return watch
 
 
 def isRunningOnIpu() -> bool:
@@ -45,14 +45,12 @@ def isRunningOnIpu() -> bool:
 
 @contextmanager
 def active(watch: Watch) -> Iterator[None]:
-    global _watch, _thread
     with _lock:
-        outer = _watch, _thread
-        _watch, _thread = watch, threading.get_ident()
+        outer, _here.watch = current(), watch
         try:
             yield
         finally:
-            _watch, _thread = outer
+            _here.watch = outer
 
 
 @contextmanager
@@ -139,7 +137,7 @@ class Watch:
         self.checkpoints: set[int] = set()  # values that recomputation keeps
         self.results: tuple[int, ...] = ()  # values that the outermost module returned
         self.residence = Residence()
-        self.blocks = _placement.make_blocks(options)
+        self.blocks = _placement.Blocks(options._execution_strategy.backendOptions().get("execution_mode", 0))
         self.finder = PlaceFinder()
         self.tape = Tape(self.finder, ())
         self.tags: list[Tag | None] = []  # one a node
@@ -154,6 +152,11 @@ class Watch:
         self.is_checked = False
         self.kept: set[int] = set()  # values of the forward pass that gradients read
         self._storages: dict[int, int] = {}  # of a tensor: the value that it was made as
+
+    @property
+    def sees_model(self) -> bool:
+        """Whether what this thread runs is the model's forward()."""
+        return current() is self and self.phase == "forward" and not self.is_paused
 
     # What the model is, and what it does
 
@@ -398,19 +401,20 @@ class Watch:
             lines.append(f"{len(others) - _MOST_TOLD} more")
         more = "".join(f"\n  also {line}" for line in lines)
         place = Place(first.file, first.line or 0) if first.file else None
-        error = self.refuse(_describe_refusal(first), place, first.module)
-        raise _with_more(error, more) if more else error
+        name = ".".join(first.op.split(".")[:2])
+        said = f"{first.reason}. {first.cure}"
+        raise self.refuse(said if name in first.reason else f"{first.op}: {said}", place, first.module, more)
 
     # Refusals
 
     def refuse(
-        self, message: str, place: Place | None = None, module: str | None = None
+        self, message: str, place: Place | None = None, module: str | None = None, more: str = ""
     ) -> poptorch_core.Error:
-        """The error for what PopTorch does not take, with the user's line and module."""
+        """The error for what PopTorch does not take, with the user's line and module, and `more` behind them."""
         where = "" if place is None else f" [{place}"
         if where:
             where += f", in {self._kinds.get(module, '')} '{module}']" if module else "]"
-        error: poptorch_core.Error = refuse(f"{message.rstrip('. ')}.{where}")
+        error: poptorch_core.Error = refuse(f"{message.rstrip('. ')}.{where}{more}")
         error.location = "" if place is None else str(place)
         return error
 
@@ -452,11 +456,6 @@ class Watch:
         )
 
 
-def _describe_refusal(one: Refusal) -> str:
-    name = ".".join(one.op.split(".")[:2])
-    return f"{one.reason}. {one.cure}" if name in one.reason else f"{one.op}: {one.reason}. {one.cure}"
-
-
 class _Judged:
     """The table of the target, asked about the nodes that are the model's own."""
 
@@ -466,9 +465,3 @@ class _Judged:
 
     def judge(self, graph: Graph, node: Node) -> Any:
         return Verdict("native") if node.index in self._unjudged else self._table.judge(graph, node)
-
-
-def _with_more(error: poptorch_core.Error, more: str) -> poptorch_core.Error:
-    longer: poptorch_core.Error = refuse(error.message + more)
-    longer.location = error.location
-    return longer

@@ -8,68 +8,49 @@ import enum
 class MeanReductionStrategy(enum.IntEnum):
     """When gradients that are averaged are divided: as they are added up, or after."""
 
-    Running = 0
-    Post = 1
-    PostAndLoss = 2
+    Running, Post, PostAndLoss = range(3)
 
 
 class DataLoaderMode(enum.IntEnum):
     """How a DataLoader gets its data: in the caller's process, or ahead of it in another."""
 
-    Sync = 0
-    Async = 1
-    AsyncRebatched = 2
+    Sync, Async, AsyncRebatched = range(3)
 
 
 class SharingStrategy(enum.IntEnum):
     """How the process that loads data ahead is started and hands tensors over."""
 
-    SharedMemory = 0
-    FileSystem = 1
-    Fork = 2
-    ForkServer = 3
+    SharedMemory, FileSystem, Fork, ForkServer = range(4)
 
 
 class OutputMode(enum.IntEnum):
     """Which of the micro-batches' results a call returns; Default is Final for training and All for inference."""
 
-    Final = 0
-    EveryN = 1
-    All = 2
-    Sum = 3
-    Default = 4
+    Final, EveryN, All, Sum, Default = range(5)
 
 
 class ConnectionType(enum.IntEnum):
     """When a device is attached: at once, for the first run, or never (compilation only)."""
 
-    Always = 0
-    OnDemand = 1
-    Never = 2
+    Always, OnDemand, Never = range(3)
 
 
 class HalfFloatCastingBehavior(enum.IntEnum):
     """What an operation on half and float gave when models were traced; HalfUpcastToFloat is all that is left."""
 
-    FloatDowncastToHalf = 0
-    HalfUpcastToFloat = 1
-    Default = 2
+    FloatDowncastToHalf, HalfUpcastToFloat, Default = range(3)
 
 
 class ReductionType(enum.IntEnum):
     """How values of several micro-batches or replicas become one."""
 
-    Sum = 0
-    Mean = 1
-    NoReduction = 2
+    Sum, Mean, NoReduction = range(3)
 
 
 class SyncPattern(enum.IntEnum):
     """Which IPUs wait for each other when one talks to the host."""
 
-    Full = 0
-    SinglePipeline = 1
-    ReplicaAndLadder = 2
+    Full, SinglePipeline, ReplicaAndLadder = range(3)
 
 
 class MatMulSerializationMode(enum.Enum):
@@ -84,10 +65,7 @@ class MatMulSerializationMode(enum.Enum):
 class Liveness(enum.IntEnum):
     """When phased execution sends tensors off the chip."""
 
-    AlwaysLive = 0
-    OffChipAfterFwd = 1
-    OffChipAfterFwdNoOverlap = 2
-    OffChipAfterEachPhase = 3
+    AlwaysLive, OffChipAfterFwd, OffChipAfterFwdNoOverlap, OffChipAfterEachPhase = range(4)
 
 
 class OverlapMode(enum.Enum):
@@ -101,24 +79,19 @@ class OverlapMode(enum.Enum):
 class AutoStage(enum.IntEnum):
     """Which stage a block gets when the execution strategy names none: its IPU's number, or the next one."""
 
-    SameAsIpu = 0
-    AutoIncrement = 1
+    SameAsIpu, AutoIncrement = range(2)
 
 
 class MultiConvPlanType(enum.IntEnum):
     """Whether the convolutions of a MultiConv run side by side."""
 
-    Parallel = 0
-    Serial = 1
+    Parallel, Serial = range(2)
 
 
 class CommGroupType(enum.IntEnum):
     """How replicas are put together into groups that share a value."""
 
-    All = 0
-    Consecutive = 1
-    Orthogonal = 2
-    NoGrouping = 3
+    All, Consecutive, Orthogonal, NoGrouping = range(4)
 
 
 class VariableRetrievalMode(enum.IntEnum):

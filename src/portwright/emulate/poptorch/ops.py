@@ -67,9 +67,8 @@ def dynamic_slice(
     Inside of a model, a slice that goes beyond the end goes on at the beginning, as on an IPU.
     """
     _expect_tensor("the tensor given to dynamic_slice", tensor)
-    _expect_int("the dim of dynamic_slice", dim)
-    _expect_int("the size of dynamic_slice", size)
-    _expect_int("the step of dynamic_slice", step)
+    for name, value in (("dim", dim), ("size", size), ("step", step)):
+        _expect_int(f"the {name} of dynamic_slice", value)
     with trusted():
         return tensor.index_select(dim, _positions("dynamic_slice", tensor, dim, start, size, step))
 

@@ -8,6 +8,7 @@ its own (`_formulas`).
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Callable, ClassVar, Dict, Iterable, List, Optional, Tuple
 
 import torch
@@ -50,12 +51,36 @@ class VariableAttributes:
 class Optimizer:
     """What every optimizer of PopTorch has beside torch's: the state that lives on the device, kept under two keys."""
 
-    _kept: ClassVar[List[str]] = []
+    _child_only: ClassVar[List[str]] = []  # the arguments that torch's have not
+    _group_vars: ClassVar[List[str]] = []  # what a parameter group has for the device
 
     def __init__(self):
         self._state_dict: Dict[str, Any] = {"ipu_state": None, "ipu_param": None}
         self.ipu_state_is_dirty = False  # the device has to take the host's state over
         self.host_state_is_dirty = False  # the device has trained since the host's state was read
+
+    def _start(
+        self, construct: Callable[..., None], arguments: Dict[str, Any], own_numbers: Dict[str, Any]
+    ) -> None:
+        """What every constructor does with its locals().
+
+        Numbers that were given may change later, the others are constants of the program. `construct` is torch's constructor, and
+        `own_numbers` those of a parameter group that it has no argument for.
+        """
+        given = {name: value for name, value in arguments.items() if name != "self" and value is not None}
+        Optimizer.__init__(self)
+        unknown = {*self._child_only, *own_numbers}
+        construct(self, **{name: value for name, value in given.items() if name not in unknown})
+        torchs: Any = self
+        for name, value in own_numbers.items():
+            torchs.defaults[name] = given.get(name, value)
+            for group in torchs.param_groups:
+                group.setdefault(name, torchs.defaults[name])
+        for name in self._child_only:
+            if name not in self._group_vars:
+                value = given.get(name, _WITHOUT_WORD.get(name))
+                setattr(self, name, _accumulation_type(name, value) if name.endswith("_type") else value)
+        self.variable_attrs = VariableAttributes(list(given), [*torchs.defaults, "loss_scaling"])
 
     def state_dict(self):
         return self.get_state_dict()
@@ -81,8 +106,8 @@ class Optimizer:
     def __getstate__(self) -> Dict[str, Any]:
         """What copies and files keep: torch's own part (groups, defaults, state) and what PopTorch adds."""
         state: Dict[str, Any] = dict(torch.optim.Optimizer.__getstate__(self))  # type: ignore[arg-type]
-        for name in ("variable_attrs", "loss_scaling", "accum_type", *self._kept, "_state_dict"):
-            state[name] = getattr(self, name)
+        ours = ("variable_attrs", *self._child_only, "max_weight_norm", "_state_dict")
+        state |= {name: value for name, value in vars(self).items() if name in ours}
         state["ipu_state_is_dirty"] = self.has_state()
         state["host_state_is_dirty"] = False
         return state
@@ -99,13 +124,15 @@ def _check_device_state(state: Any) -> None:
         )
 
 
-def _given(arguments: Dict[str, Any]) -> Dict[str, Any]:
-    """What the caller gave: these attributes may change later, the others are constants of the program."""
-    return {name: value for name, value in arguments.items() if name != "self" and value is not None}
-
-
-def _without(given: Dict[str, Any], names: List[str]) -> Dict[str, Any]:
-    return {name: value for name, value in given.items() if name not in names}
+_ACCUMULATORS = ["accum_type", "first_order_momentum_accum_type", "second_order_momentum_accum_type"]
+# What an optimizer of PopTorch has beside torch's own arguments where its caller gives none; None is torch.float32.
+_WITHOUT_WORD: Dict[str, Any] = {
+    "loss_scaling": 1.0,
+    "use_combined_accum": False,
+    "use_tf_variant": False,
+    "bias_correction": True,
+    "max_grad_norm": float("inf"),
+}
 
 
 def _accumulation_type(name: str, dtype: Optional[torch.dtype]) -> torch.dtype:
@@ -123,9 +150,8 @@ class SGD(Optimizer, torch.optim.SGD):
     `velocity_accum_type` to the other.
     """
 
-    _child_vars: ClassVar[List[str]] = ["loss_scaling"]
     _child_only: ClassVar[List[str]] = [
-        *_child_vars,
+        "loss_scaling",
         "velocity_scaling",
         "use_combined_accum",
         "accum_type",
@@ -140,7 +166,6 @@ class SGD(Optimizer, torch.optim.SGD):
         "nesterov",
         "velocity_scaling",
     ]
-    _kept: ClassVar[List[str]] = ["use_combined_accum", "velocity_accum_type", "max_grad_norm"]
 
     def __init__(
         self,
@@ -160,40 +185,25 @@ class SGD(Optimizer, torch.optim.SGD):
         velocity_accum_type: Optional[torch.dtype] = None,
         max_grad_norm: Optional[float] = None,
     ) -> None:
-        given = _given(locals())
-        Optimizer.__init__(self)
-        torch.optim.SGD.__init__(self, **_without(given, SGD._child_only))
-        self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling
-        self.use_combined_accum = bool(use_combined_accum)
-        self.accum_type = _accumulation_type("accum_type", accum_type)
-        self.velocity_accum_type = _accumulation_type("velocity_accum_type", velocity_accum_type)
-        self.max_grad_norm = float("inf") if max_grad_norm is None else max_grad_norm
-        if self.use_combined_accum:
-            scaling = 1.0 if velocity_scaling is None else velocity_scaling
-            self.defaults["velocity_scaling"] = scaling
-            for group in self.param_groups:
-                group.setdefault("velocity_scaling", scaling)
-        elif velocity_scaling is not None:
+        self._start(
+            torch.optim.SGD.__init__, locals(), {"velocity_scaling": 1.0} if use_combined_accum else {}
+        )
+        if velocity_scaling is not None and not use_combined_accum:
             logger.warning(
                 "velocity_scaling=%s has no effect without use_combined_accum=True: leave it out",
                 velocity_scaling,
             )
-        self.variable_attrs = VariableAttributes(list(given), [*self.defaults, *SGD._child_vars])
 
 
 class Adam(Optimizer, torch.optim.Adam):
     """torch's Adam with loss scaling, types of its accumulators, and clipping; there is no AMSGrad on the device."""
 
-    _child_vars: ClassVar[List[str]] = ["loss_scaling"]
     _child_only: ClassVar[List[str]] = [
-        *_child_vars,
-        "accum_type",
-        "first_order_momentum_accum_type",
-        "second_order_momentum_accum_type",
+        "loss_scaling",
+        *_ACCUMULATORS,
         "max_grad_norm",
     ]
     _group_vars: ClassVar[List[str]] = ["lr", "betas", "eps", "weight_decay", "amsgrad"]
-    _kept: ClassVar[List[str]] = _child_only[2:]
 
     def __init__(
         self,
@@ -214,29 +224,19 @@ class Adam(Optimizer, torch.optim.Adam):
         second_order_momentum_accum_type: Optional[torch.dtype] = None,
         max_grad_norm: Optional[float] = None,
     ) -> None:
-        given = _given(locals())
-        Optimizer.__init__(self)
-        torch.optim.Adam.__init__(self, **_without(given, Adam._child_only))
-        self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling
-        _set_types(self, accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type)
-        self.max_grad_norm = float("inf") if max_grad_norm is None else max_grad_norm
-        self.variable_attrs = VariableAttributes(list(given), [*self.defaults, *Adam._child_vars])
+        self._start(torch.optim.Adam.__init__, locals(), {})
 
 
 class AdamW(Optimizer, torch.optim.AdamW):
     """torch's AdamW with what `Adam` adds, and `bias_correction`; there is no AMSGrad on the device."""
 
-    _child_vars: ClassVar[List[str]] = ["loss_scaling"]
     _child_only: ClassVar[List[str]] = [
-        *_child_vars,
+        "loss_scaling",
         "bias_correction",
-        "accum_type",
-        "first_order_momentum_accum_type",
-        "second_order_momentum_accum_type",
+        *_ACCUMULATORS,
         "max_grad_norm",
     ]
     _group_vars: ClassVar[List[str]] = ["lr", "betas", "weight_decay", "eps", "amsgrad"]
-    _kept: ClassVar[List[str]] = ["bias_correction", *_child_only[3:]]
 
     def __init__(
         self,
@@ -258,29 +258,18 @@ class AdamW(Optimizer, torch.optim.AdamW):
         second_order_momentum_accum_type: Optional[torch.dtype] = None,
         max_grad_norm: Optional[float] = None,
     ) -> None:
-        given = _given(locals())
-        Optimizer.__init__(self)
-        torch.optim.AdamW.__init__(self, **_without(given, AdamW._child_only))
-        self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling
-        self.bias_correction = True if bias_correction is None else bias_correction
-        _set_types(self, accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type)
-        self.max_grad_norm = float("inf") if max_grad_norm is None else max_grad_norm
-        self.variable_attrs = VariableAttributes(list(given), [*self.defaults, *AdamW._child_vars])
+        self._start(torch.optim.AdamW.__init__, locals(), {})
 
 
 class RMSprop(Optimizer, torch.optim.RMSprop):
     """torch's RMSprop, or with `use_tf_variant` TensorFlow's: it starts from ones, adds eps below the root, and keeps the rate in the momentum."""
 
-    _child_vars: ClassVar[List[str]] = ["loss_scaling"]
     _child_only: ClassVar[List[str]] = [
-        *_child_vars,
-        "accum_type",
-        "first_order_momentum_accum_type",
-        "second_order_momentum_accum_type",
+        "loss_scaling",
+        *_ACCUMULATORS,
         "use_tf_variant",
     ]
     _group_vars: ClassVar[List[str]] = ["lr", "momentum", "weight_decay", "alpha", "eps", "centered"]
-    _kept: ClassVar[List[str]] = _child_only[2:]
 
     def __init__(
         self,
@@ -300,28 +289,27 @@ class RMSprop(Optimizer, torch.optim.RMSprop):
         second_order_momentum_accum_type: Optional[torch.dtype] = None,
         use_tf_variant: Optional[bool] = None,
     ) -> None:
-        given = _given(locals())
-        Optimizer.__init__(self)
-        torch.optim.RMSprop.__init__(self, **_without(given, RMSprop._child_only))
-        self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling
-        _set_types(self, accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type)
-        self.use_tf_variant = bool(use_tf_variant)
-        self.variable_attrs = VariableAttributes(list(given), [*self.defaults, *RMSprop._child_vars])
+        self._start(torch.optim.RMSprop.__init__, locals(), {})
+
+
+_NUMBERS_OF_LAMB = {
+    "lr": 1e-3,
+    "betas": (0.9, 0.999),
+    "eps": 1e-8,
+    "weight_decay": 1e-2,
+    "max_weight_norm": FP16_MAX_NORM,
+}
 
 
 class LAMB(Optimizer, torch.optim.Optimizer):
     """Adam's step for every weight, made as long as the weight (at most `max_weight_norm`); arXiv 1904.00962."""
 
-    _child_vars: ClassVar[List[str]] = ["loss_scaling"]
     _child_only: ClassVar[List[str]] = [
-        *_child_vars,
+        "loss_scaling",
         "bias_correction",
-        "accum_type",
-        "first_order_momentum_accum_type",
-        "second_order_momentum_accum_type",
+        *_ACCUMULATORS,
     ]
     _group_vars: ClassVar[List[str]] = ["lr", "weight_decay", "betas", "eps", "max_weight_norm"]
-    _kept: ClassVar[List[str]] = ["bias_correction", "max_weight_norm", *_child_only[3:]]
 
     def __init__(
         self,
@@ -337,23 +325,10 @@ class LAMB(Optimizer, torch.optim.Optimizer):
         first_order_momentum_accum_type: Optional[torch.dtype] = None,
         second_order_momentum_accum_type: Optional[torch.dtype] = None,
     ) -> None:
-        given = _given(locals())
-        defaults = {
-            "lr": 1e-3,
-            "betas": (0.9, 0.999),
-            "eps": 1e-8,
-            "weight_decay": 1e-2,
-            "max_weight_norm": FP16_MAX_NORM,
-        }
-        Optimizer.__init__(self)
-        torch.optim.Optimizer.__init__(
-            self, params, {name: given.get(name, value) for name, value in defaults.items()}
+        self._start(
+            functools.partial(torch.optim.Optimizer.__init__, defaults={}), locals(), _NUMBERS_OF_LAMB
         )
-        self.bias_correction = True if bias_correction is None else bias_correction
-        self.loss_scaling = 1.0 if loss_scaling is None else loss_scaling
         self.max_weight_norm = self.defaults["max_weight_norm"]
-        _set_types(self, accum_type, first_order_momentum_accum_type, second_order_momentum_accum_type)
-        self.variable_attrs = VariableAttributes(list(given), [*self.defaults, *LAMB._child_vars])
 
     @torch.no_grad()
     def step(self, closure: Optional[Callable] = None) -> Optional[float]:  # type: ignore[override]
@@ -377,16 +352,3 @@ class LAMB(Optimizer, torch.optim.Optimizer):
                 slots = _formulas.Moments(state["exp_avg"], state["exp_avg_sq"], state["step"])
                 _formulas.lamb(weight, weight.grad, values, slots, bias_correction=self.bias_correction)
         return loss
-
-
-def _set_types(
-    optimizer: Any,
-    accum: Optional[torch.dtype],
-    first: Optional[torch.dtype],
-    second: Optional[torch.dtype],
-) -> None:
-    optimizer.accum_type = _accumulation_type("accum_type", accum)
-    optimizer.first_order_momentum_accum_type = _accumulation_type("first_order_momentum_accum_type", first)
-    optimizer.second_order_momentum_accum_type = _accumulation_type(
-        "second_order_momentum_accum_type", second
-    )

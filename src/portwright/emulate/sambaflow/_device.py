@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from portwright.emulate.sambaflow._refusal import SambaFlowError
 from portwright.emulate.sambaflow._step import TracedStep
-from portwright.emulate.sambaflow.samba.optim.base import SambaOptimizer
+from portwright.emulate.sambaflow.samba.optim import SambaOptimizer
 from portwright.errors import suggest
 from portwright.watching.random_states import capture_rng, restore_rng, untouched_rng
 

@@ -12,6 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from portwright.emulate.sambaflow._refusal import SambaFlowError
 from portwright.job.atomic import atomic_write_text, explain_os_error
 
@@ -73,14 +75,7 @@ class Pef:
             raise SambaFlowError(
                 f"the PEF {path} is damaged: its checksum does not fit.", "Compile it again."
             )
-        values = json.loads(body)
-        for key in ("inputs", "outputs", "weights"):
-            values[key] = tuple(TensorEntry(**{**e, "shape": tuple(e["shape"])}) for e in values[key])
-        values["optimizers"] = tuple(
-            OptimizerEntry(e["kind"], tuple(e["parameters"]), e["static"], tuple(e["defaults"]))
-            for e in values["optimizers"]
-        )
-        return cls(**{**values, "ops": tuple(values["ops"])})
+        return _READER.validate_json(body)
 
     def differences(self, other: Pef) -> list[str]:
         """How what is there now (`other`) differs from what was compiled (self), most telling first."""
@@ -98,6 +93,9 @@ class Pef:
             if self.torch != other.torch:
                 found.append(f"it was compiled with torch {self.torch}, and this is {other.torch}")
         return found
+
+
+_READER = TypeAdapter(Pef)
 
 
 def _digest(text: str) -> str:

@@ -39,7 +39,7 @@ def run(script: str, *words: str, package: str = "") -> tuple[str, dict[str, Any
         except BaseException as error:
             said.write(f"{type(error).__name__}: {error}\n")
         if package:
-            counts = importlib.import_module(f"portwright.emulate.{package}._ledger").call_counts()
+            counts = importlib.import_module("portwright.emulate.ledger").LEDGERS[package].call_counts()
         with os.fdopen(writer, "w", encoding="utf-8") as pipe:
             json.dump([said.getvalue(), counts], pipe)
         os._exit(0)

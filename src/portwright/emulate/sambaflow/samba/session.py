@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -15,25 +16,154 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from portwright.emulate.sambaflow import _ledger, _state
-from portwright.emulate.sambaflow._compiler import build, list_optimizers, retrace
+from portwright.emulate.ledger import LEDGERS, Made
+from portwright.emulate.sambaflow import _state
+from portwright.emulate.sambaflow._compiler import (
+    build,
+    choose_precision,
+    choose_strictness,
+    choose_system,
+    list_optimizers,
+    retrace,
+)
 from portwright.emulate.sambaflow._device import Device
-from portwright.emulate.sambaflow._judge import choose_strictness
 from portwright.emulate.sambaflow._model import match_inputs, plain
 from portwright.emulate.sambaflow._names import REFUSED
 from portwright.emulate.sambaflow._no_effect import Profiler
 from portwright.emulate.sambaflow._pef import Pef
 from portwright.emulate.sambaflow._refusal import SambaFlowError, refuse
-from portwright.emulate.sambaflow._requests import Start, check_hyperparameters, find_outputs
 from portwright.emulate.sambaflow._step import TracedStep
-from portwright.emulate.sambaflow._systems import choose_precision, choose_system
 from portwright.emulate.sambaflow.logging import samba_logger
-from portwright.emulate.sambaflow.samba.sambatensor import SambaTensor, from_torch_tensor
+from portwright.emulate.sambaflow.samba.sambatensor import SambaTensor, from_torch_tensor, to_torch
 from portwright.errors import suggest
 
+_ledger = LEDGERS["sambaflow"]
 _COMPILE_FIRST = (
     "Compile with samba.session.compile, then call utils.trace_graph(model, inputs, optimizer, pef=...)."
 )
+
+
+def _find_outputs(outputs: Sequence[SambaTensor], asked: Any) -> list[int]:
+    """The numbers of the outputs that are asked for, by their names; all where nothing is."""
+    if asked is None:
+        return list(range(len(outputs)))
+    names = {tensor.sn_name: index for index, tensor in enumerate(outputs)}
+    found = []
+    for tensor in [asked] if isinstance(asked, Tensor) else asked:
+        name = getattr(tensor, "sn_name", None)
+        if name not in names:
+            raise SambaFlowError(
+                f"output_tensors has a tensor named {name!r}, which is no output of the program.",
+                "Give model.output_tensors, or what trace_graph returned.",
+            )
+        found.append(names[name])
+    return found
+
+
+def _check_hyperparameters(
+    given: Mapping[str, float],
+    model: nn.Module,
+    device: Device,
+    sections: Sequence[str],
+    compiled: Sequence[Sequence[Mapping[str, float]]],
+) -> dict[str, float]:
+    """Refuses what the program has no such number for; `p` is the rate of every dropout."""
+    valid = {u.owner.argin_region_name + key for u in device.updates for key in u.owner.hyperparameters}
+    if any(isinstance(part, nn.Dropout) for part in model.modules()):
+        valid.add("p")
+    for key, value in given.items():
+        if key not in valid:
+            raise SambaFlowError(
+                f"hyperparam_dict has '{key}', which this program has not.", suggest(str(key), valid)
+            )
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise SambaFlowError(f"hyperparam_dict['{key}'] is {value!r}.", "Give a finite number.")
+    if "p" in given and not 0 <= given["p"] < 1:
+        raise SambaFlowError(f"hyperparam_dict['p'] is {given['p']}.", "Give a rate from 0 to below 1.")
+    if "opt" in sections:
+        _tell_left_out(given, device, compiled)
+    return {str(key): float(value) for key, value in given.items()}
+
+
+def _tell_left_out(
+    given: Mapping[str, float], device: Device, compiled: Sequence[Sequence[Mapping[str, float]]]
+) -> None:
+    """A hyperparameter that a run leaves out has the value that was compiled: told of a rate, and of what the host has otherwise."""
+    for update, groups in zip(device.updates, compiled, strict=True):
+        for key in update.owner.hyperparameters:
+            if update.owner.argin_region_name + key in given:
+                continue
+            here = [group[key] for group in update.owner.param_groups]
+            there = [group[key] for group in groups]
+            if key == "lr" or here != there:
+                samba_logger.warning(
+                    f"no {key} in hyperparam_dict: the device uses the compiled one, {there[0]:g}, and the optimizer on the "
+                    f"host says {here[0]:g}",
+                    log_limit=1,
+                )
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Where backward starts, as a program was traced: `roots` are the outputs that loss_indices named."""
+
+    outputs: Sequence[SambaTensor]
+    roots: Sequence[int] | None
+    init_output_grads: bool
+
+    def gradients(
+        self, step: TracedStep, wanted: Sequence[int], given: Sequence[Tensor | None] | Tensor | None
+    ) -> list[Tensor]:
+        """Gradients given for the outputs, else those set as sn_grad, else ones at the loss."""
+        explicit = self._explicit(wanted, given)
+        grads = [torch.zeros_like(output) for output in step.outputs]
+        for index, grad in explicit.items():
+            expected = step.outputs[index]
+            if tuple(grad.shape) != tuple(expected.shape) or grad.dtype != expected.dtype:
+                raise SambaFlowError(
+                    f"the gradient of output {index} is {grad.dtype}{list(grad.shape)}, and the output "
+                    f"{expected.dtype}{list(expected.shape)}.",
+                    "Give it the output's shape and type, as model.output_tensors has them.",
+                )
+            grads[index] = to_torch(grad).detach().clone()
+        if explicit:
+            return grads
+        if not self.init_output_grads:
+            raise SambaFlowError(
+                "section 'bckwd' has no gradient to start from: init_output_grads is False.",
+                "Give grad_of_outputs, or set output.sn_grad, or trace with init_output_grads=True.",
+            )
+        for index in self._losses(step):
+            grads[index] = torch.ones_like(step.outputs[index])
+        return grads
+
+    def _explicit(
+        self, wanted: Sequence[int], given: Sequence[Tensor | None] | Tensor | None
+    ) -> dict[int, Tensor]:
+        found: dict[int, Tensor] = {
+            index: tensor.sn_grad for index, tensor in enumerate(self.outputs) if tensor.sn_grad is not None
+        }
+        if given is None:
+            return found
+        listed = [given] if isinstance(given, Tensor) else list(given)
+        if len(listed) != len(wanted):
+            raise SambaFlowError(
+                f"grad_of_outputs has {len(listed)} gradient(s) for {len(wanted)} output(s).",
+                "Give one for each.",
+            )
+        return found | {index: grad for index, grad in zip(wanted, listed, strict=True) if grad is not None}
+
+    def _losses(self, step: TracedStep) -> Sequence[int]:
+        """The outputs that were named, or the one that no other output is computed from."""
+        if self.roots is not None:
+            return self.roots
+        sinks = step.sinks()
+        if len(sinks) != 1:
+            raise SambaFlowError(
+                f"the model has {len(sinks)} outputs that could be its loss (numbers {', '.join(map(str, sinks))}).",
+                "Return one loss, name it with trace_graph(..., loss_indices=[0]), or give grad_of_outputs.",
+            )
+        return sinks
 
 
 @dataclass
@@ -44,9 +174,9 @@ class _Program:
     inputs: Any
     device: Device
     pef: Pef
-    start: Start
+    start: _Start
     steps: dict[float | None, TracedStep]  # one for each dropout rate; the model's own rate is None
-    entry: _ledger.Entry
+    entry: Made
 
     def step_for(self, dropout: float | None) -> TracedStep:
         """The program with another dropout rate, which the device takes as a number and we as another trace."""
@@ -134,7 +264,7 @@ class SambaSession:
         path = Path(config.get("output_folder") or "out") / pef_name / f"{pef_name}.pef"
         pef.write(path)
         _ledger.count("compile")
-        _ledger.note_program("compilation", type(model).__name__)
+        _ledger.enter("compilation", type(model).__name__)
         self.pef_path = str(path)
         samba_logger.info("emulated: wrote %s; no RDU can run it", path)
         return str(path)
@@ -173,8 +303,8 @@ class SambaSession:
             name: from_torch_tensor(tensor.detach(), name=name) for name, tensor in model.named_buffers()
         }
         _ledger.count("trace_graph")
-        entry = _ledger.note_program("training" if listed else "inference", type(model).__name__)
-        start = Start(outputs, roots, init_output_grads)
+        entry = _ledger.enter("training" if listed else "inference", type(model).__name__)
+        start = _Start(outputs, roots, init_output_grads)
         self._program = _Program(model, inputs, device, compiled, start, {None: step}, entry)
         self.pef_path = pef
         _state.stale.discard(model)
@@ -216,10 +346,10 @@ class SambaSession:
         if not sections:
             raise SambaFlowError("section_types is empty.", f"Name some of {', '.join(device.sections())}.")
         defaults = [entry.defaults for entry in program.pef.optimizers]
-        wanted = find_outputs(outputs, output_tensors)
+        wanted = _find_outputs(outputs, output_tensors)
         inputs = match_inputs(input_tensors, program.pef.inputs)
         values = plain(inputs)
-        hyperparameters = check_hyperparameters(hyperparam_dict or {}, model, device, sections, defaults)
+        hyperparameters = _check_hyperparameters(hyperparam_dict or {}, model, device, sections, defaults)
         device.check_order(sections, values)
         device.step = program.step_for(hyperparameters.pop("p", None))
         grads = None
@@ -227,7 +357,7 @@ class SambaSession:
             grads = program.start.gradients(device.step, wanted, grad_of_outputs)
         device.run(sections, values, grads, hyperparameters, defaults)
         _ledger.count("run")
-        program.entry.used = True
+        program.entry.is_used = True
         program.entry.calls += 1
         if "bckwd" in sections:
             self._hand_out_gradients(model, device, inputs)
@@ -251,7 +381,7 @@ class SambaSession:
         """Brings weights and optimizer state of the device to the host, which is stale until then."""
         program = self._program_of(model, "samba.session.to_cpu")
         _ledger.count("to_cpu")
-        program.entry.used = True
+        program.entry.is_used = True
         program.device.store(model)
         for update in program.device.updates:
             update.store_state()

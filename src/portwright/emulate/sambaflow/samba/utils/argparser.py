@@ -11,9 +11,8 @@ from typing import Any
 import yaml
 
 from portwright.emulate.sambaflow import _state
-from portwright.emulate.sambaflow._judge import STRICTNESS
+from portwright.emulate.sambaflow._compiler import STRICTNESS, SYSTEMS
 from portwright.emulate.sambaflow._refusal import SambaFlowError
-from portwright.emulate.sambaflow._systems import SYSTEMS
 
 COMMANDS = ("compile", "run", "test", "measure-performance", "measure-sections")
 _NO_EFFECT = "accepted, no effect"
