@@ -65,7 +65,7 @@ def provide_environment(
     name: str, python: Path | None, recreate: bool, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Makes or registers the environment of a target, and describes it."""
-    from portwright.job.vendor_env_make import make_environment, register_python
+    from portwright.job.vendor_env import make_environment, register_python
 
     environment = get_target(name).environment
     if environment is None:

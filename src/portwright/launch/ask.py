@@ -84,7 +84,7 @@ def adopt(entry: Entry) -> Entry:
 def _adopt_if_answered(entry: Entry) -> Entry:
     try:
         return adopt(entry)
-    except slurm.SlurmError:  # shown where its state is asked for
+    except (slurm.SlurmError, slurm.NoAnswerError):  # shown where its state is asked for
         return entry
 
 

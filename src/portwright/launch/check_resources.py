@@ -13,7 +13,7 @@ from portwright.discover import get_target
 from portwright.errors import suggest
 from portwright.launch.findings import Answer, Finding, Run, note, refusal, warning
 from portwright.launch.job import Job, Resources
-from portwright.launch.partition import Gres, Node, Partition, parse_gres, read_nodes
+from portwright.launch.slurm import Gres, Node, Partition, parse_gres, read_nodes
 
 _MEMORY = re.compile(r"(\d+)([KMGT]?)", re.IGNORECASE)
 _MEGABYTES = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024 * 1024}

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from portwright.launch.check_paths import find_mount, nearest_existing
-from portwright.launch.checkpoints_seen import list_seen
 from portwright.launch.findings import Finding, Run, note, refusal, warning
 from portwright.launch.job import Job
+from portwright.launch.run_files import list_seen
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
 _SHOWN = ("B", "KiB", "MiB", "GiB", "TiB")

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from portwright.errors import UserError
-from portwright.launch.checkpoints_seen import CheckpointSeen, list_seen
 from portwright.launch.findings import Finding, note, refusal, warning
 from portwright.launch.job import Job
-from portwright.launch.metrics_file import MetricsFile
-from portwright.launch.partition import Partition
+from portwright.launch.run_files import CheckpointSeen, MetricsFile, list_seen
+from portwright.launch.slurm import Partition
 from portwright.launch.times import slurm_time
 
 _TRAINING = ("train", "train_and_eval")

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from portwright.errors import UserError
-from portwright.launch.check_image import check_container
-from portwright.launch.check_paths import check_paths, nearest_existing, needed_paths
+from portwright.launch.check_paths import check_container, check_paths, nearest_existing, needed_paths
 from portwright.launch.check_resources import check_account, check_resources
 from portwright.launch.check_space import check_space
 from portwright.launch.check_time import check_time
 from portwright.launch.explain import explain_text
 from portwright.launch.findings import Answer, Finding, Run, note, refusal, run_program, warning
 from portwright.launch.job import Job
-from portwright.launch.partition import read_partitions
 from portwright.launch.script import render_job
+from portwright.launch.slurm import read_partitions
 from portwright.launch.task_script import container_of, render_task
 from portwright.launch.words import quote
 

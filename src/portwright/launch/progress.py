@@ -13,8 +13,15 @@ from typing import Any, Literal
 
 import yaml
 
-from portwright.launch.checkpoints_seen import CheckpointSeen, list_seen
-from portwright.launch.metrics_file import Logged, Metrics, MetricsFile, number, thin_out
+from portwright.launch.run_files import (
+    CheckpointSeen,
+    Logged,
+    Metrics,
+    MetricsFile,
+    list_seen,
+    number,
+    thin_out,
+)
 
 _LOG_TAIL_BYTES = 64 << 10
 _TOLD_TOTAL = re.compile(rb"train step \d+/(\d+)")

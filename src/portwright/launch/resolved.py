@@ -15,7 +15,7 @@ from portwright.job.model_list import find_config
 from portwright.job.params import apply_override
 from portwright.job.run_params import default_model_dir
 from portwright.job.yaml_source import read_yaml, write_yaml
-from portwright.launch.checkpoints_seen import list_seen
+from portwright.launch.run_files import list_seen
 from portwright.target import Target
 
 

@@ -122,7 +122,7 @@ class View:
             "folder": str(self.entry.folder),
             "model_dir": self.model_dir,
             "state": self.phase,
-            "scheduler_state": self.state.as_dict() if self.state else None,
+            "scheduler_state": as_plain(self.state),
             "unanswered": self.unanswered,
             "reason": reason.words if reason else None,
             "why_failed": self.why_failed if self.phase in ("failed", "lost") else None,

@@ -17,8 +17,8 @@ from portwright.launch.check_paths import needed_paths
 from portwright.launch.check_space import parse_quota
 from portwright.launch.checks import Answer, Finding, check_job, run_program
 from portwright.launch.job import Container, Job, Resources, Step
-from portwright.launch.partition import Gres, parse_gres, read_nodes, read_partitions
 from portwright.launch.site import Site
+from portwright.launch.slurm import Gres, parse_gres, read_nodes, read_partitions
 
 # Recorded: scontrol -o show partition, of a cluster made for it.
 PARTITION = (
