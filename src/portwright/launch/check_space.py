@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from typing import Any
 from portwright.launch.check_paths import find_mount, nearest_existing
 from portwright.launch.findings import Finding, Run, note, refusal, warning
 from portwright.launch.job import Job
-from portwright.launch.run_files import list_seen
+from portwright.launch.run_files import list_seen, runconfig_of
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
 _SHOWN = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -38,13 +38,13 @@ class Quota:
         return self.limit_bytes - self.used_bytes
 
 
-def check_space(job: Job, params: Mapping[str, Any], run: Run, *, at_site: bool) -> list[Finding]:
+def check_space(job: Job, params: Mapping[str, Any], run: Run, *, at_site: bool) -> Iterator[Finding]:
     needed, why = _needed_bytes(job.model_dir, params)
-    found = [] if needed is not None else [note(f"how much room checkpoints need is not known: {why}.")]
-    found += _check_disk(job.model_dir, needed)
+    if needed is None:
+        yield note(f"how much room checkpoints need is not known: {why}.")
+    yield from _check_disk(job.model_dir, needed)
     if at_site and job.site.scheduler != "none":
-        found += _check_quota(job, needed, run)
-    return found
+        yield from _check_quota(job, needed, run)
 
 
 def _needed_bytes(model_dir: Path, params: Mapping[str, Any]) -> tuple[int | None, str]:
@@ -55,8 +55,7 @@ def _needed_bytes(model_dir: Path, params: Mapping[str, Any]) -> tuple[int | Non
         return None, f"{model_dir} cannot be read ({error.strerror})"
     if not seen:
         return None, f"{model_dir} has no checkpoint yet"
-    runconfig = params.get("runconfig")
-    values: Mapping[str, Any] = runconfig if isinstance(runconfig, Mapping) else {}
+    values = runconfig_of(params)
     every = values.get("checkpoint_steps", values.get("save_checkpoints_steps", 1000))
     if every == 0:
         return 0, ""
@@ -71,42 +70,41 @@ def _needed_bytes(model_dir: Path, params: Mapping[str, Any]) -> tuple[int | Non
     return seen[-1].size_bytes * (max(kept - len(seen), 0) + 1), ""
 
 
-def _check_disk(model_dir: Path, needed: int | None) -> list[Finding]:
+def _check_disk(model_dir: Path, needed: int | None) -> Iterator[Finding]:
     place = nearest_existing(model_dir)
     try:
         disk = os.statvfs(place)
     except OSError as error:
-        return [note(f"the room on the disk of '{place}' was not checked: {error.strerror}.")]
+        yield note(f"the room on the disk of '{place}' was not checked: {error.strerror}.")
+        return
     free, where = disk.f_bavail * disk.f_frsize, f"the disk of model_dir '{model_dir}'"
-    has = f"has {_say(free)} free"
     if needed is not None and free < needed:
         cure = "Free space, lower runconfig.max_checkpoints, or choose another --model_dir."
-        return [refusal(f"{where} {has}, and checkpoints need about {_say(needed)}.", cure)]
-    if disk.f_files and disk.f_favail == 0:
-        return [
-            refusal(f"{where} takes no more files.", "Remove files there, or choose another --model_dir.")
-        ]
-    if free < _LITTLE_BYTES:
-        return [warning(f"{where} has only {_say(free)} free.", "Free space, or choose another --model_dir.")]
-    return []
+        yield refusal(f"{where} has {_say(free)} free, and checkpoints need about {_say(needed)}.", cure)
+    elif disk.f_files and disk.f_favail == 0:
+        yield refusal(f"{where} takes no more files.", "Remove files there, or choose another --model_dir.")
+    elif free < _LITTLE_BYTES:
+        yield warning(f"{where} has only {_say(free)} free.", "Free space, or choose another --model_dir.")
 
 
-def _check_quota(job: Job, needed: int | None, run: Run) -> list[Finding]:
-    words = job.site.storage.quota or ("quota", "-w")
-    answer = run(words)
+def _check_quota(job: Job, needed: int | None, run: Run) -> Iterator[Finding]:
+    """The first quota that is too small."""
+    answer = run(job.site.storage.quota or ("quota", "-w"))
     if answer.status is None:
-        return [note(f"your quota was not checked here: {answer.words}.")]
+        yield note(f"your quota was not checked here: {answer.words}.")
+        return
     for quota in parse_quota(answer.out):
-        is_that = bool(quota.place) and _is_of(quota.place, job.model_dir)
+        is_that = _is_of(quota.place, job.model_dir)
         where = f" of {quota.place}" if quota.place else ""
         told = f"your quota{where} is {_say(quota.limit_bytes)}, of which {_say(quota.used_bytes)} are used"
         cure = "Remove what is not needed, lower runconfig.max_checkpoints, or choose another --model_dir."
         if is_that and quota.free_bytes < (needed or 1):
             more = f", and checkpoints need about {_say(needed)}" if needed else ""
-            return [refusal(f"{told}{more}.", cure)]
+            yield refusal(f"{told}{more}.", cure)
+            return
         if quota.free_bytes <= 0:
-            return [warning(f"{told}.", cure)]
-    return []
+            yield warning(f"{told}.", cure)
+            return
 
 
 def parse_quota(text: str) -> list[Quota]:
@@ -114,18 +112,15 @@ def parse_quota(text: str) -> list[Quota]:
     found = []
     for line in text.splitlines():
         if row := _ROW.match(line):
-            limit = _bytes(row["limit"], row["limit_unit"] or "K") or _bytes(
-                row["soft"], row["soft_unit"] or "K"
+            used, soft, limit = (
+                _bytes(row[name], row[f"{name}_unit"] or "K") for name in ("used", "soft", "limit")
             )
-            if limit:
-                found.append(Quota(row["place"], _bytes(row["used"], row["used_unit"] or "K"), limit))
-        elif (used := _USED_OF.search(line)) and (used["limit_unit"] or used["used_unit"]):
+            found.append(Quota(row["place"], used, limit or soft))
+        elif (said := _USED_OF.search(line)) and (unit := said["limit_unit"] or said["used_unit"]):
             place = next((word for word in line.split() if word.startswith("/")), "")
-            limit_unit = used["limit_unit"] or used["used_unit"]
-            limit = _bytes(used["limit"], limit_unit)
-            if limit:
-                found.append(Quota(place, _bytes(used["used"], used["used_unit"] or limit_unit), limit))
-    return found
+            used, limit = _bytes(said["used"], said["used_unit"] or unit), _bytes(said["limit"], unit)
+            found.append(Quota(place, used, limit))
+    return [quota for quota in found if quota.limit_bytes]
 
 
 def _bytes(number: str, unit: str) -> float:
@@ -141,8 +136,7 @@ def _is_of(place: str, path: Path) -> bool:
         Path(place) in real.parents or Path(place) in path.parents or Path(place) in (real, path)
     ):
         return True
-    mount = find_mount(real)
-    return mount is not None and mount.device == place
+    return bool(place) and find_mount(real)[0] == place
 
 
 def _say(count: float) -> str:

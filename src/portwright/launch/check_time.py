@@ -10,7 +10,7 @@ from typing import Any
 from portwright.errors import UserError
 from portwright.launch.findings import Finding, note, refusal, warning
 from portwright.launch.job import Job
-from portwright.launch.run_files import CheckpointSeen, MetricsFile, list_seen
+from portwright.launch.run_files import CheckpointSeen, MetricsFile, last_step_of, list_seen, runconfig_of
 from portwright.launch.slurm import Partition
 from portwright.launch.times import slurm_time
 
@@ -18,15 +18,17 @@ _TRAINING = ("train", "train_and_eval")
 _SHORTEST_GRACE_SECONDS = 30
 
 
-def check_time(job: Job, params: Mapping[str, Any], partition: Partition | None) -> list[Finding]:
-    return [*_check_limits(job, partition), *_check_estimate(job, params), *_check_grace(job)]
+def check_time(job: Job, params: Mapping[str, Any], partition: Partition | None) -> Iterator[Finding]:
+    yield from _check_limits(job, partition)
+    yield from _check_estimate(job, params)
+    yield from _check_grace(job)
 
 
 def _check_limits(job: Job, partition: Partition | None) -> Iterator[Finding]:
-    asked, rules = job.resources, job.site.job
+    asked = job.resources
     if asked.minutes is None:
         return
-    limits = [(job.site.name, rules.max_minutes)]
+    limits = [(job.site.name, job.site.job.max_minutes)]
     if partition is not None:
         limits.append((f"the partition {partition.name}", partition.max_minutes))
     for who, most in limits:
@@ -51,11 +53,13 @@ def _check_estimate(job: Job, params: Mapping[str, Any]) -> Iterator[Finding]:
         yield note(f"how long training takes is not known: {reason}.")
         return
     done = max((seen.step for seen in _seen(job.model_dir)), default=0)
-    left = _steps_left(params, done)
-    if left is None:
+    runconfig = runconfig_of(params)
+    end = last_step_of(runconfig, done)
+    if end is None:
         yield note("how long training takes is not known: params do not say how many steps it has.")
         return
-    if left == 0:
+    left = end - done
+    if left <= 0:
         yield note(f"0 steps are left: the newest checkpoint is of step {done}.")
         return
     seconds = left / rate
@@ -67,7 +71,7 @@ def _check_estimate(job: Job, params: Mapping[str, Any]) -> Iterator[Finding]:
     usable = limit * 60 - job.resources.grace_seconds
     if seconds <= usable:
         yield note(f"{told}, within the limit of {slurm_time(limit)}.")
-    elif _runconfig(params).get("checkpoint_steps", 1) == 0:
+    elif runconfig.get("checkpoint_steps", 1) == 0:
         yield refusal(
             f"{told}, longer than the limit of {slurm_time(limit)}, and checkpoint_steps is 0, so that nothing is saved.",
             "Set runconfig.checkpoint_steps, or give a longer --time.",
@@ -102,26 +106,6 @@ def _measured_rate(model_dir: Path) -> tuple[float | None, str]:
     if rate is None or not math.isfinite(rate) or rate <= 0:
         return None, f"no earlier run in {model_dir} has measured its speed"
     return rate, ""
-
-
-def _steps_left(params: Mapping[str, Any], done: int) -> int | None:
-    runconfig = _runconfig(params)
-    ends = [end for end in (_count(runconfig.get("max_steps")),) if end is not None]
-    if (more := _count(runconfig.get("num_steps"))) is not None:
-        ends.append(done + more)
-    epochs, per_epoch = _count(runconfig.get("num_epochs")), _count(runconfig.get("steps_per_epoch"))
-    if epochs is not None and per_epoch is not None:
-        ends.append(epochs * per_epoch)
-    return max(min(ends) - done, 0) if ends else None
-
-
-def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
-
-
-def _runconfig(params: Mapping[str, Any]) -> Mapping[str, Any]:
-    found = params.get("runconfig")
-    return found if isinstance(found, Mapping) else {}
 
 
 def _seen(model_dir: Path) -> list[CheckpointSeen]:

@@ -23,6 +23,7 @@ from portwright.launch.resolved import (
     resolve_params,
     with_fixed_end,
 )
+from portwright.launch.run_files import runconfig_of
 from portwright.launch.site import Environment, JobDefaults, Site
 from portwright.launch.site_files import load_site
 from portwright.launch.site_values import has_login, is_secret_key
@@ -359,8 +360,7 @@ def find_container(request: Request, site: Site, paths: Sequence[Path]) -> Conta
 
 
 def _model_dir(request: Request, params: ResolvedParams, subject: Subject) -> Path:
-    runconfig = params.values.get("runconfig")
-    named = runconfig.get("model_dir") if isinstance(runconfig, Mapping) else None
+    named = runconfig_of(params.values).get("model_dir")
     if request.model_dir is not None:
         return absolute(request.model_dir, "--model_dir")
     return absolute(str(named), "runconfig.model_dir") if named else subject.model_dir

@@ -18,8 +18,10 @@ from portwright.launch.run_files import (
     Logged,
     Metrics,
     MetricsFile,
+    last_step_of,
     list_seen,
     number,
+    runconfig_of,
     thin_out,
 )
 
@@ -200,9 +202,8 @@ class ProgressReader:
         if self._model_dir is not None:
             files.append(self._model_dir / "train" / "params_train.yaml")
         for file in files:
-            section = _read_mapping(file, yaml.safe_load, "YAML", notes).get("runconfig")
-            total = _total_of(section if isinstance(section, dict) else {})
-            if total is not None:
+            params = _read_mapping(file, yaml.safe_load, "YAML", notes)
+            if (total := last_step_of(runconfig_of(params), None)) is not None:
                 return total
         return None
 
@@ -256,16 +257,6 @@ def _read_metrics(file: MetricsFile, notes: list[str]) -> Metrics:
     with _telling(Path("metrics.jsonl"), notes):
         return file.read()
     return file.metrics
-
-
-def _total_of(runconfig: Mapping[str, Any]) -> int | None:
-    ends = []
-    if max_steps := _whole(runconfig.get("max_steps")):
-        ends.append(max_steps)
-    epochs, length = _whole(runconfig.get("num_epochs")), _whole(runconfig.get("steps_per_epoch"))
-    if epochs and length:
-        ends.append(epochs * length)
-    return min(ends, default=None)
 
 
 def _is_since(line: Logged | None, submitted: float | None) -> bool:

@@ -15,7 +15,7 @@ from portwright.job.model_list import find_config
 from portwright.job.params import apply_override
 from portwright.job.run_params import default_model_dir
 from portwright.job.yaml_source import read_yaml, write_yaml
-from portwright.launch.run_files import list_seen
+from portwright.launch.run_files import list_seen, runconfig_of
 from portwright.target import Target
 
 
@@ -58,11 +58,10 @@ def resolve_params(
 
 def with_fixed_end(params: ResolvedParams, model_dir: Path) -> ResolvedParams:
     """Replaces num_steps by max_steps: num_steps counts from the start of a run, and a job starts again after each requeue."""
-    runconfig = params.values.get("runconfig")
-    more = runconfig.get("num_steps") if isinstance(runconfig, Mapping) else None
+    runconfig = runconfig_of(params.values)
+    more = runconfig.get("num_steps")
     if type(more) is not int or more < 1:  # other values are reported by the check of the params
         return params
-    assert isinstance(runconfig, Mapping)
     try:
         done = max((seen.step for seen in list_seen(model_dir)), default=0)
     except OSError:

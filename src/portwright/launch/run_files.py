@@ -1,4 +1,4 @@
-"""What a run's folder holds: a metrics.jsonl that grows, and checkpoints."""
+"""What a run writes: a metrics.jsonl that grows, and checkpoints; and the step that its params have it end at."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import os
 import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -287,3 +287,21 @@ def _of_index(index: Path, step: int) -> CheckpointSeen:
     files = [index, *index.parent.glob(f"{name}.data-*"), *index.parent.glob(f"{name}.meta")]
     size = sum(file.stat().st_size for file in files)
     return CheckpointSeen(step, str(index.with_name(name)), size, index.stat().st_mtime)
+
+
+def runconfig_of(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The section runconfig of params that were not checked."""
+    found = params.get("runconfig")
+    return found if isinstance(found, Mapping) else {}
+
+
+def last_step_of(runconfig: Mapping[str, Any], first_step: int | None) -> int | None:
+    """The step that a run ends at, as far as its params say; None for `first_step`: num_steps do not tell."""
+    keys = ("max_steps", "num_steps", "num_epochs", "steps_per_epoch")
+    counts = [x if type(x) is int and x > 0 else None for x in map(runconfig.get, keys)]
+    ends, num_steps, num_epochs, epoch = counts[:1], *counts[1:]
+    if num_steps and first_step is not None:
+        ends.append(first_step + num_steps)
+    if num_epochs and epoch:
+        ends.append(num_epochs * epoch)
+    return min(filter(None, ends), default=None)

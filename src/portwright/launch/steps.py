@@ -12,6 +12,7 @@ from portwright.errors import UserError, suggest
 from portwright.job.arguments import MODES
 from portwright.launch.job import Step, Tasks
 from portwright.launch.resolved import Subject
+from portwright.launch.run_files import runconfig_of
 from portwright.launch.site import Site
 from portwright.target import Target
 
@@ -134,6 +135,4 @@ def compiles_on_the_host(target: Target) -> bool:
 
 def _compiles(target: Target, params: Mapping[str, Any]) -> bool:
     """Whether there is something to compile: a vendor's compiler, or torch.compile where params ask for it."""
-    runconfig = params.get("runconfig")
-    asked = isinstance(runconfig, Mapping) and bool(runconfig.get("compile"))
-    return compiles_on_the_host(target) or asked
+    return compiles_on_the_host(target) or bool(runconfig_of(params).get("compile"))
