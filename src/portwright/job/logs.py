@@ -243,10 +243,10 @@ def _parse(raw_lines: list[bytes]) -> Iterator[tuple[int, bytes, dict[str, Any] 
             line = json.loads(raw)
         except (ValueError, RecursionError):
             line = None
-        yield number, raw, line if _is_metrics_line(line) else None
+        yield number, raw, line if is_metrics_line(line) else None
 
 
-def _is_metrics_line(line: Any) -> bool:
+def is_metrics_line(line: Any) -> bool:
     return isinstance(line, dict) and type(line.get("step")) is int and isinstance(line.get("values"), dict)
 
 

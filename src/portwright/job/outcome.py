@@ -39,7 +39,7 @@ class Outcome:
         }
         if self.emulated is None:
             del own["emulated"]
-        document: dict[str, Any] = _finite({**own, "status": int(self.status), **self.more})
+        document: dict[str, Any] = finite_json({**own, "status": int(self.status), **self.more})
         return document
 
     def title(self, kind: str) -> str:
@@ -66,12 +66,12 @@ class Outcome:
             self.lines.append(f"emulated: {self.emulated} on this machine's CPU")
 
 
-def _finite(value: Any) -> Any:
+def finite_json(value: Any) -> Any:
     """JSON knows no NaN and no infinity: they become null."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite_json(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -7,9 +7,11 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+from pydantic import TypeAdapter
 
 from portwright.errors import UserError, suggest
 from portwright.job.atomic import atomic_write_text, explain_os_error
@@ -37,6 +39,9 @@ class Entry:
     @property
     def was_taken(self) -> bool:
         return bool(self.scheduler_id)
+
+
+_ENTRY = TypeAdapter(Entry)
 
 
 def registry_folder() -> Path:
@@ -81,13 +86,10 @@ def find_entry(text: str) -> Entry:
     if not text.strip():
         raise UserError("the job's name is empty.", "Give a name that 'portwright jobs --all' lists.")
     entries = read_entries()
-    for entry in entries:
-        if entry.name == text:
-            return entry
-    if text.isdecimal():
-        same = [entry for entry in entries if entry.scheduler_id == text]
-        if same:
-            return same[-1]  # clusters may have the same ids: takes the newest job
+    named = [entry for entry in entries if entry.name == text]
+    # Clusters may have the same ids: takes the newest job.
+    if found := named or [entry for entry in entries if text.isdecimal() and entry.scheduler_id == text]:
+        return found[-1]
     folder = Path(text).expanduser()
     if folder.joinpath(MANIFEST).is_file():
         folder = folder.resolve()
@@ -145,22 +147,12 @@ def _entry_of_folder(folder: Path) -> Entry:
 
 
 def _read(path: Path) -> Entry | None:
-    known = {field.name for field in fields(Entry)}
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-        kept = {name: value for name, value in values.items() if name in known}
-        if not all(_is_valid_field(name, value) for name, value in kept.items()):
-            return None
-        return Entry(**{**kept, "folder": Path(kept["folder"])})
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        text = path.read_bytes()
+        # No path has a NUL byte in it.
+        return None if rb"\u0000" in text else _ENTRY.validate_json(text, strict=True)
+    except (OSError, ValueError):
         return None
-
-
-def _is_valid_field(name: str, value: object) -> bool:
-    """Whether a field has the right type; texts must be safe to use in a path."""
-    if name == "status":
-        return value is None or type(value) is int
-    return isinstance(value, str) and b"\0" not in os.fsencode(value)
 
 
 def _with_newest_id(entry: Entry) -> Entry:

@@ -8,9 +8,12 @@ import os
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from portwright.job.logs import is_metrics_line
 
 _MOST_BYTES = 4 << 20  # larger files are read from near the end, since a page must come at once
 _TAIL_BYTES = 256 << 10
@@ -62,14 +65,13 @@ class Metrics:
         told = self.train.values.get("steps_per_second") if self.train else None
         return told if told is not None and math.isfinite(told) and told > 0 else None
 
-    def samples_per_step(self) -> float | None:
-        if self.train is None:
-            return None
-        told = self.train.values
+    def samples_per_second(self, steps_per_second: float | None) -> float | None:
+        """The speed in samples, as many a step as the last line says."""
+        told = self.train.values if self.train else {}
         samples, steps = told.get("samples_per_second"), told.get("steps_per_second")
-        if samples is None or not steps or not math.isfinite(samples / steps):
+        if steps_per_second is None or samples is None or not steps or not math.isfinite(samples / steps):
             return None
-        return samples / steps
+        return samples / steps * steps_per_second
 
 
 class MetricsFile:
@@ -200,14 +202,11 @@ def _parse(raw: bytes) -> Logged | None:
         line = json.loads(raw)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(line, dict) or type(line.get("step")) is not int:
+    if not is_metrics_line(line):
         return None
-    values, named = line.get("values"), line.get("non_finite")
-    if not isinstance(values, dict):
-        return None
-    numbers = {str(name): number(x) for name, x in values.items()}
-    if isinstance(named, dict):
-        numbers.update({str(name): _named(x) for name, x in named.items()})
+    numbers = {name: number(x) for name, x in line["values"].items()}
+    # null stands for one that is not finite; which, is told apart
+    numbers |= {name: float(x) for name, x in line.get("non_finite", {}).items()}
     losses = line.get("losses")
     return Logged(
         kind=str(line.get("kind", "train")),
@@ -222,10 +221,8 @@ def _parse(raw: bytes) -> Logged | None:
 
 def number(value: Any) -> float:
     """A value of a JSON file as a float; NaN where it is none, as null stands for one that is not finite."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return math.nan
     try:
-        return float(value)
+        return float(value) if type(value) in (int, float) else math.nan
     except OverflowError:
         return math.inf
 
@@ -233,13 +230,6 @@ def number(value: Any) -> float:
 def _finite(value: Any) -> float | None:
     found = number(value)
     return found if math.isfinite(found) else None
-
-
-def _named(value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        return math.nan
 
 
 _FOLDER = re.compile(r"checkpoint_(0|[1-9][0-9]*)", re.ASCII)
@@ -264,15 +254,12 @@ def list_seen(model_dir: Path) -> list[CheckpointSeen]:
     except (FileNotFoundError, NotADirectoryError):
         return []
     for entry in entries:
-        try:
+        # One was removed meanwhile, as the run keeps only the newest; or its manifest is not there yet.
+        with suppress(OSError):
             if match := _FOLDER.fullmatch(entry.name):
                 found.append(_of_folder(entry, int(match[1])))
             elif match := _INDEX.fullmatch(entry.name):
                 found.append(_of_index(entry, int(match[1])))
-        except (
-            OSError
-        ):  # removed meanwhile, as the run keeps only the newest; or its manifest is not there yet
-            continue
     return sorted(found, key=lambda seen: (seen.written, seen.step))
 
 
