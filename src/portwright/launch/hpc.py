@@ -20,18 +20,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from portwright.errors import UserError, suggest
+from portwright.errors import UserError
 from portwright.job.problems import check_model
 from portwright.job.section import Section
 from portwright.launch.job import Step
 from portwright.launch.words import variables_in
-
-if TYPE_CHECKING:
-    from portwright.launch.planning import Request
 
 STEPS = ("compile", "run")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -92,40 +89,6 @@ class HpcParams(Section):
     sdk: Word | None = Field(default=None, description="The folder of cslc and cs_python.")
     compile: CompileSection = CompileSection()
     run: RunSection = RunSection()
-
-
-def refuse_beside(request: Request) -> None:
-    """Refuses options that only a training has, since the SDK's programs would ignore them."""
-    one_task = "Leave it out: each step is one task."
-    brings = "Leave it out: cslc and cs_python bring their own container."
-    place = (
-        "Leave it out: the steps run in the program's folder, and compile.output names what cslc makes there."
-    )
-    picks = "Leave it out; --steps compile or --steps run picks one."
-    refused = (
-        (request.mode != type(request).mode, f"--mode is '{request.mode}'", picks),
-        (request.ntasks not in (None, 1), f"--ntasks is {request.ntasks}", one_task),
-        (request.tasks is not None, f"--tasks is '{request.tasks}'", one_task),
-        (request.container not in (None, "none"), f"--container is '{request.container}'", brings),
-        (request.image is not None, f"--image is '{request.image}'", brings),
-        (bool(request.binds), "--bind is given", brings),
-        (request.packages is not None, "--packages is given", brings),
-        (request.model_dir is not None, f"--model_dir is '{request.model_dir}'", place),
-    )
-    for is_given, what, cure in refused:
-        if is_given:
-            raise UserError(f"{what}, and --hpc compiles and runs programs of the Cerebras SDK.", cure)
-
-
-def choose_hpc_steps(given: str | None) -> tuple[str, ...]:
-    """The steps that --steps names, in their order; both where it names none."""
-    if given is None:
-        return STEPS
-    named = [part.strip() for part in given.split(",")]
-    for name in named:
-        if name not in STEPS:
-            raise UserError(f"--steps names '{name}', and --hpc has compile and run.", suggest(name, STEPS))
-    return tuple(name for name in STEPS if name in named)
 
 
 def hpc_steps(folder: Path, params: Mapping[str, Any], names: Sequence[str] = STEPS) -> tuple[Step, ...]:

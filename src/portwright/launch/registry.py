@@ -9,7 +9,6 @@ import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -102,19 +101,6 @@ def find_entry(text: str) -> Entry:
     raise UserError(f"there is no job '{text}'.", cure)
 
 
-def entry_from_manifest(manifest: dict[str, Any], folder: Path) -> Entry:
-    """The registry's entry of a job, made from its manifest."""
-    return Entry(
-        name=str(manifest["name"]),
-        folder=folder,
-        site=str(manifest["site"]),
-        scheduler=str(manifest["scheduler"]),
-        submitted=str(manifest["time"]),
-        model_dir=str(manifest["model_dir"]),
-        title=str(manifest.get("subject", "")),
-    )
-
-
 @contextlib.contextmanager
 def locked() -> Iterator[None]:
     """Keeps another `submit` of this user out, so that two do not take the same name or the same model_dir."""
@@ -138,7 +124,16 @@ def _entry_of_folder(folder: Path) -> Entry:
     """The entry of a job that another machine or user submitted, made from its folder."""
     path = folder / MANIFEST
     try:
-        entry = entry_from_manifest(json.loads(path.read_text(encoding="utf-8")), folder)
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+        entry = Entry(
+            name=str(manifest["name"]),
+            folder=folder,
+            site=str(manifest["site"]),
+            scheduler=str(manifest["scheduler"]),
+            submitted=str(manifest["time"]),
+            model_dir=str(manifest["model_dir"]),
+            title=str(manifest.get("subject", "")),
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not that of a job: {error!r}.", "Give another job.") from error
     with contextlib.suppress(OSError):

@@ -80,16 +80,11 @@ def with_fixed_end(params: ResolvedParams, model_dir: Path) -> ResolvedParams:
 def read_hpc_params(subject: Subject, given: str | None, overrides: Sequence[str]) -> ResolvedParams:
     """The same for a folder of the Cerebras SDK's programs, with keys of their own; without a file all have defaults."""
     path = Path(given).expanduser() if given is not None else subject.folder / "hpc.yaml"
-    if given is None and not path.is_file():
-        values: dict[Any, Any] = {}
-        for text in overrides:
-            apply_override(text, values)
-        return ResolvedParams(values, path)
-    return ResolvedParams(_read(path, overrides), path)
+    return ResolvedParams(_read(path, overrides, may_lack=given is None), path)
 
 
-def _read(path: Path, overrides: Sequence[str]) -> dict[Any, Any]:
-    raw = read_yaml(path).values
+def _read(path: Path, overrides: Sequence[str], *, may_lack: bool = False) -> dict[Any, Any]:
+    raw = {} if may_lack and not path.is_file() else read_yaml(path).values
     values = {key: {} if value is None else value for key, value in raw.items()}
     for text in overrides:
         apply_override(text, values)

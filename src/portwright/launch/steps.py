@@ -44,10 +44,10 @@ def choose_steps(
     """The steps that --steps names, in the order of the chain; else the steps of the mode."""
     if mode not in MODES:
         raise UserError(f"--mode is '{mode}'.", suggest(mode, MODES))
-    chosen = _named_steps(given, mode, target, params)
+    chosen = named_steps(given, STEPS) if given is not None else _steps_of_mode(mode, target, params)
     if target.name not in site.compile_only:
         return chosen
-    possible = tuple(name for name in chosen if name in ("validate", "compile"))
+    possible = tuple(name for name in chosen if name in ON_THE_HOST)
     if not possible or (given is not None and possible != chosen):
         raise UserError(
             f"{site.name} validates and compiles for {target.name}, and has none to run on.",
@@ -56,31 +56,27 @@ def choose_steps(
     return possible
 
 
-def _named_steps(given: str | None, mode: str, target: Target, params: Mapping[str, Any]) -> tuple[str, ...]:
-    if given is not None:
-        named = [part.strip() for part in given.split(",")]
-        for name in named:
-            if name not in STEPS:
-                raise UserError(f"--steps names '{name}'.", suggest(name, STEPS))
-        return tuple(name for name in STEPS if name in named)
+def named_steps(given: str, known: Sequence[str]) -> tuple[str, ...]:
+    """The steps that --steps names, in the order of the chain."""
+    named = [part.strip() for part in given.split(",")]
+    for name in named:
+        if name not in known:
+            raise UserError(f"--steps names '{name}'.", suggest(name, known))
+    return tuple(name for name in known if name in named)
+
+
+def _steps_of_mode(mode: str, target: Target, params: Mapping[str, Any]) -> tuple[str, ...]:
     if mode in ("eval", "eval_all"):
         return ("eval",)
     if mode == "predict":
         return ("predict",)
-    chosen = ["validate"]
-    if _compiles(target, params):
-        chosen.append("compile")
-    chosen.append("train")
-    if mode == "train" and params.get("eval_input") is not None:
-        chosen.append("eval")
-    return tuple(chosen)
+    # To compile is a vendor's compiler's work, or torch.compile's where params ask for it.
+    compiles = compiles_on_the_host(target) or bool(runconfig_of(params).get("compile"))
+    evaluates = mode == "train" and params.get("eval_input") is not None
+    return ("validate", *["compile"] * compiles, "train", *["eval"] * evaluates)
 
 
-def make_steps(chain: Chain, names: Sequence[str]) -> tuple[Step, ...]:
-    return tuple(_make_step(chain, name) for name in names)
-
-
-def _make_step(chain: Chain, name: str) -> Step:
+def make_step(chain: Chain, name: str) -> Step:
     words = _command(chain, name)
     expanded: tuple[str, ...] = ()
     if name in ON_THE_HOST:
@@ -119,20 +115,11 @@ def _command(chain: Chain, name: str) -> list[str]:
 
 def _mode(mode: str, step: str) -> str:
     """run.py's --mode for a step of a job of this mode."""
-    if step == "eval":
-        return "eval_all" if mode == "eval_all" else "eval"
-    if step == "predict":
-        return "predict"
-    if step == "train":
-        return mode if mode in ("train", "train_and_eval") else "train"
-    return mode
+    variants = {"eval": ("eval", "eval_all"), "train": ("train", "train_and_eval")}
+    fitting = variants.get(step, (step,) if step == "predict" else (mode,))
+    return mode if mode in fitting else fitting[0]
 
 
 def compiles_on_the_host(target: Target) -> bool:
     """Whether the target has a vendor's compiler, as one with its own environment has too."""
     return target.has_compiler or target.environment is not None
-
-
-def _compiles(target: Target, params: Mapping[str, Any]) -> bool:
-    """Whether there is something to compile: a vendor's compiler, or torch.compile where params ask for it."""
-    return compiles_on_the_host(target) or bool(runconfig_of(params).get("compile"))

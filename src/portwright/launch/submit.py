@@ -175,7 +175,8 @@ def _hand_over(entry: Entry, plan: Plan) -> Entry:
     try:
         scheduler_id = _start(plan)
     except UserError as error:
-        note_error(entry.folder, str(error))
+        with (entry.folder / "log.txt").open("a", encoding="utf-8") as log:
+            log.write(f"portwright: {now()} not submitted: {error}\n")
         registry.write_entry(replace(entry, error=error.message))
         raise type(error)(
             f"{entry.name} was not submitted: {error.message}",
@@ -183,7 +184,7 @@ def _hand_over(entry: Entry, plan: Plan) -> Entry:
         ) from error
     taken = replace(entry, scheduler_id=scheduler_id)
     registry.write_entry(taken)
-    note_scheduler_id(entry.folder, scheduler_id)
+    atomic_write_text(entry.folder / SCHEDULER_ID, f"{scheduler_id}\n")
     return taken
 
 
@@ -298,16 +299,6 @@ def write_folder(folder: Path, files: Mapping[str, str]) -> None:
         raise explain_os_error(error, folder) from error
 
 
-def note_scheduler_id(folder: Path, scheduler_id: str) -> None:
-    atomic_write_text(folder / SCHEDULER_ID, f"{scheduler_id}\n")
-
-
-def note_error(folder: Path, message: str) -> None:
-    """Writes to the job's log that it was not submitted, and why."""
-    with (folder / "log.txt").open("a", encoding="utf-8") as log:
-        log.write(f"portwright: {now()} not submitted: {message}\n")
-
-
 def _write_private(path: Path, text: str, mode: int) -> None:
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
@@ -336,8 +327,6 @@ def _describe_code(folder: Path) -> dict[str, Any] | None:
 def _versions() -> dict[str, str]:
     found = {"portwright": __version__, "python": platform.python_version()}
     for name in ("torch", "tensorflow", "tensorflow-cpu"):
-        try:
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            continue
     return found
