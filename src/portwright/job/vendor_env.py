@@ -217,15 +217,16 @@ def make_env(environment: VendorEnvironment, former: Mapping[str, str]) -> dict[
 def find_usable(environment: VendorEnvironment) -> Known | None:
     """Where the vendor's software can be used from here: this process, or an environment that is known."""
     if environment.is_here():
-        return Known(Path(sys.executable), _version_here(environment), is_registered=False)
+        return Known(Path(sys.executable), installed_version(environment.distribution), is_registered=False)
     return find_known(environment)
 
 
-def _version_here(environment: VendorEnvironment) -> str:
+def installed_version(distribution: str) -> str:
+    """The version of a package here, from its metadata: importing torch would take seconds. Empty where it is not here."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:
-        return version(environment.distribution)
+        return version(distribution)
     except PackageNotFoundError:
         return ""
 
