@@ -11,8 +11,7 @@ from typing import Any
 from portwright.errors import UserError
 from portwright.launch.check_paths import check_container, check_paths, nearest_existing, needed_paths
 from portwright.launch.check_resources import check_account, check_resources
-from portwright.launch.check_space import check_space
-from portwright.launch.check_time import check_time
+from portwright.launch.check_run import check_space, check_time
 from portwright.launch.explain import explain_text
 from portwright.launch.findings import Answer, Finding, Run, note, refusal, run_program, warning
 from portwright.launch.job import Job

@@ -104,7 +104,17 @@ def hpc_steps(folder: Path, params: Mapping[str, Any], names: Sequence[str] = ST
                 "Name the program in compile.source, and the host's script in run.script.",
             )
     words = {"compile": _compile_words(given), "run": _run_words(given)}
-    return tuple(_step(name, folder, words[name]) for name in names)
+    return tuple(
+        Step(
+            name,
+            1,
+            tuple(words[name]),
+            literal=tuple(place for place, word in enumerate(words[name]) if variables_in(word)),
+            folder=folder,
+            contained=False,
+        )
+        for name in names
+    )
 
 
 def needs_machine(steps: Sequence[Step]) -> bool:
@@ -121,14 +131,11 @@ def lacks_compiled(folder: Path, steps: Sequence[Step]) -> str | None:
     return None if variables_in(output) or (folder / output).is_dir() else output
 
 
-def _step(name: str, folder: Path, words: list[str]) -> Step:
-    literal = tuple(place for place, word in enumerate(words) if variables_in(word))
-    return Step(name, 1, tuple(words), literal=literal, folder=folder, contained=False)
-
-
 def _compile_words(given: HpcParams) -> list[str]:
     told = given.compile
-    words = [_program(given, "cslc"), f"--arch={told.arch}", _file(told.source)]
+    # so that a name is not taken for a flag
+    source = told.source if told.source.startswith(("/", "./", "../")) else f"./{told.source}"
+    words = [_program(given, "cslc"), f"--arch={told.arch}", source]
     words += [f"--fabric-dims={_pair(told.fabric_dims)}", f"--fabric-offsets={_pair(told.fabric_offsets)}"]
     if told.params:
         words.append(f"--params={_named_values(told.params)}")
@@ -150,11 +157,6 @@ def _run_words(given: HpcParams) -> list[str]:
 
 def _program(given: HpcParams, name: str) -> str:
     return name if given.sdk is None else f"{given.sdk.rstrip('/')}/{name}"
-
-
-def _file(name: str) -> str:
-    """A name that cannot be taken for a flag."""
-    return name if name.startswith(("/", "./", "../")) else f"./{name}"
 
 
 def _pair(pair: tuple[int, int]) -> str:

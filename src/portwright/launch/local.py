@@ -33,7 +33,7 @@ from portwright.launch.process_tree import (
     parent,
     wait_for_a_child,
 )
-from portwright.launch.run_files import list_seen
+from portwright.launch.run_files import newest_step
 from portwright.launch.slurm import ENDED, SlurmState
 from portwright.launch.times import now
 
@@ -276,12 +276,8 @@ class Supervisor:
     def _find_reached(self) -> tuple[int | None, frozenset[str]]:
         """The job's progress: its newest checkpoint, and the steps that are done."""
         model_dir = read_manifest(self._folder).get("model_dir")
-        checkpoints: list[int] = []
-        if isinstance(model_dir, str) and model_dir:
-            with contextlib.suppress(OSError):
-                checkpoints = [seen.step for seen in list_seen(Path(model_dir))]
         done = frozenset(path.name for path in self._folder.glob("steps/*.done"))
-        return max(checkpoints, default=None), done
+        return newest_step(Path(model_dir)) if model_dir else None, done
 
     def _end(self, state: str, status: int, said: str) -> None:
         """Writes the end into the state file; a full disk does not change the exit status."""

@@ -26,9 +26,8 @@ from portwright.launch.resolved import (
     with_fixed_end,
 )
 from portwright.launch.run_files import runconfig_of
-from portwright.launch.site import Environment, JobDefaults, Site
+from portwright.launch.site import Environment, JobDefaults, Site, has_login, is_secret_key
 from portwright.launch.site_files import load_site
-from portwright.launch.site_values import has_login, is_secret_key
 from portwright.launch.steps import (
     ON_THE_HOST,
     Chain,

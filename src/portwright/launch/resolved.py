@@ -15,7 +15,7 @@ from portwright.job.model_list import find_config
 from portwright.job.params import apply_override
 from portwright.job.run_params import default_model_dir
 from portwright.job.yaml_source import read_yaml, write_yaml
-from portwright.launch.run_files import list_seen, runconfig_of
+from portwright.launch.run_files import last_step_of, newest_step, runconfig_of
 from portwright.target import Target
 
 
@@ -62,12 +62,7 @@ def with_fixed_end(params: ResolvedParams, model_dir: Path) -> ResolvedParams:
     more = runconfig.get("num_steps")
     if type(more) is not int or more < 1:  # other values are reported by the check of the params
         return params
-    try:
-        done = max((seen.step for seen in list_seen(model_dir)), default=0)
-    except OSError:
-        done = 0
-    limit = runconfig.get("max_steps")
-    end = min(done + more, limit) if type(limit) is int else done + more
+    end = last_step_of(runconfig, newest_step(model_dir) or 0)
     changed = {key: value for key, value in runconfig.items() if key != "num_steps"}
     note = f"runconfig.num_steps of {more} became max_steps of {end}, so that a requeued job ends where an undisturbed one does."
     return replace(

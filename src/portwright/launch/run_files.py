@@ -276,6 +276,13 @@ def _of_index(index: Path, step: int) -> CheckpointSeen:
     return CheckpointSeen(step, str(index.with_name(name)), size, index.stat().st_mtime)
 
 
+def newest_step(model_dir: Path) -> int | None:
+    """The step of the furthest checkpoint; None where there is none, or the folder cannot be read."""
+    with suppress(OSError):
+        return max((seen.step for seen in list_seen(model_dir)), default=None)
+    return None
+
+
 def runconfig_of(params: Mapping[str, Any]) -> Mapping[str, Any]:
     """The section runconfig of params that were not checked."""
     found = params.get("runconfig")

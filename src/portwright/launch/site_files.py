@@ -12,8 +12,7 @@ from typing import Any
 
 from portwright.errors import UserError, suggest
 from portwright.job.problems import KeyPath, Problem, check_model, raise_problems, show
-from portwright.launch.site import CHANGES_BY_TARGET, Site, merge_tables
-from portwright.launch.site_values import NAME
+from portwright.launch.site import CHANGES_BY_TARGET, NAME, Site, merge_tables
 
 if sys.version_info >= (3, 11):
     import tomllib

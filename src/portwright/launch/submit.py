@@ -19,12 +19,11 @@ from portwright import __version__
 from portwright.errors import UserError
 from portwright.job.atomic import atomic_write_text, explain_os_error
 from portwright.launch import csctl, local, registry, slurm
-from portwright.launch.ask import adopt, ask_state
 from portwright.launch.checks import check_job
 from portwright.launch.findings import Finding, run_program
 from portwright.launch.job import MANIFEST, SCHEDULER_ID
 from portwright.launch.planning import Plan, Request, make_plan
-from portwright.launch.registry import Entry
+from portwright.launch.registry import Entry, adopt, ask_state
 from portwright.launch.script import render_job
 from portwright.launch.task_script import render_task
 from portwright.launch.times import now

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, TextIO
 
 from portwright.errors import PortwrightError
 from portwright.job.stdout import printing
-from portwright.launch.ask import ask_state, ask_states
 from portwright.launch.page_text import (
     Marks,
     as_rich,
@@ -21,7 +20,7 @@ from portwright.launch.page_text import (
     page_width,
     print_lines,
 )
-from portwright.launch.registry import Entry
+from portwright.launch.registry import Entry, ask_state, ask_states
 from portwright.launch.render import job_page, status_line
 from portwright.launch.slurm import SlurmState
 from portwright.launch.view import AskState, Looker, View

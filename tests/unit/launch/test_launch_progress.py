@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from watched_job import NOW, SUBMITTED, Watched, line, training_lines
 
 from portwright.launch import run_files
-from portwright.launch.run_files import MetricsFile, list_seen, thin_out
 from portwright.launch.progress import Progress, ProgressReader, Training
+from portwright.launch.run_files import MetricsFile, list_seen, thin_out
 
 
 @pytest.fixture
