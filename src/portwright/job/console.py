@@ -72,6 +72,7 @@ class Console:
 
     def pin(self, renderable: rich.console.RenderableType) -> None:
         """Keeps something drawn at the bottom of the terminal, under the messages and what was pinned before."""
+        from rich.console import Group
         from rich.live import Live
 
         self._pinned.append(renderable)
@@ -79,7 +80,7 @@ class Console:
             return
         self._unredirected = (sys.stdout, sys.stderr)
         self._live = Live(
-            get_renderable=self._stack,
+            get_renderable=lambda: Group(*self._pinned),
             console=self._rich,
             refresh_per_second=REFRESHES_PER_SECOND,
             transient=True,
@@ -98,11 +99,6 @@ class Console:
             self._live = None
         if self._rich is not None:
             self._rich.print(renderable)
-
-    def _stack(self) -> rich.console.RenderableType:
-        from rich.console import Group
-
-        return Group(*self._pinned)
 
     def _print(self, level: int, label: str, style: str, message: str) -> None:
         if level < self._least:

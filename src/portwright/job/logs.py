@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -256,10 +257,8 @@ def _is_torn(number: int, raw: bytes, raw_lines: list[bytes]) -> bool:
 
 
 def _free_name(path: Path) -> Path:
-    number = 1
-    while (aside := path.with_name(f"{path.stem}.damaged-{number}{path.suffix}")).exists():
-        number += 1
-    return aside
+    names = (f"{path.stem}.damaged-{number}{path.suffix}" for number in itertools.count(1))
+    return next(path.with_name(name) for name in names if not path.with_name(name).exists())
 
 
 _NAME = re.compile(r"events\.out\.tfevents\.(\d+)")

@@ -263,7 +263,9 @@ def make_environment(
         log = envs_folder() / f"{environment.name}.log"
         log.write_text("")
         base = find_base_python(environment)
-        if recreate or not _is_usable(folder, environment):
+        # pip can go on in a folder whose making was interrupted, if its interpreter works.
+        said = _says(folder / "bin" / "python", "import sys, pip; print(*sys.version_info[:2])")
+        if recreate or said != [str(part) for part in environment.python]:
             # `venv --clear` keeps the folder itself, so a link to a roomier disk stays.
             say(f"making {folder} with {base} ...")
             _run([str(base), "-m", "venv", "--clear", str(folder)], log, say, "make the environment")
@@ -327,12 +329,6 @@ def find_base_python(environment: VendorEnvironment) -> Path:
         + (f" (tried {', '.join(tried)})." if tried else "."),
         f"Install {name} from your system, pyenv, conda or uv, put it on PATH, and run this again.",
     )
-
-
-def _is_usable(folder: Path, environment: VendorEnvironment) -> bool:
-    """Whether pip can go on in a folder whose making was interrupted."""
-    said = _says(folder / "bin" / "python", "import sys, pip; print(*sys.version_info[:2])")
-    return said == [str(part) for part in environment.python]
 
 
 def _says(python: Path, code: str) -> list[str]:

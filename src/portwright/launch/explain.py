@@ -115,7 +115,10 @@ def scan_log(file: BinaryIO) -> LogReport:
     """Reads a log from a stream, once and in constant memory."""
     errors = load_errors()
     undoing = {error.undone_by: error.name for error in errors if error.undone_by is not None}
-    hidden = tuple(_undoing_entry(text) for text in undoing)
+    # These find lines which say that an earlier error is overcome.
+    hidden = tuple(
+        KnownError(f"undone by {text}", "hidden", (text,), None, "", "", "", ()) for text in undoing
+    )
     scan = LogScan(file, (*hidden, *errors))
     regions, attempts, is_done = [_Region()], dict[str, int](), False
     for hit in scan.hits():
@@ -138,10 +141,6 @@ def scan_log(file: BinaryIO) -> LogReport:
         told for region in regions for told in _explain(region, is_overcome=is_done or region.ended_well)
     ]
     return LogReport(tuple(found), tuple(scan.tail()), scan.num_lines, is_done)
-
-
-def _undoing_entry(text: str) -> KnownError:  # finds lines which say that an earlier error is overcome
-    return KnownError(f"undone by {text}", "hidden", (text,), None, "", "", "", ())
 
 
 def _take(region: _Region, hit: Hit) -> bool:

@@ -65,7 +65,7 @@ def run_program(
 ) -> Answer:
     """Calls a program without SLURM's variables of an allocation that this shell may sit in."""
     if shutil.which(words[0]) is None:
-        return Answer(None, err=f"there is no {words[0]} here")
+        return Answer(None, err=f"there is no program {words[0]} here")
     try:
         done = subprocess.run(
             list(words),

@@ -83,7 +83,7 @@ def run_slurm(
         )
     if answer.status is None:
         cure = "Run this on a login node of the site, or use --site local."
-        raise SlurmError(f"{said}, so SLURM cannot be asked.", cure)
+        raise SlurmError(f"{said.replace('no program', 'no')}, so SLURM cannot be asked.", cure)
     raise SlurmError(f"{words[0]} failed with status {answer.status}: {said}.", "")
 
 
