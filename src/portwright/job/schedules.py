@@ -111,16 +111,12 @@ def _read_one(value: Any, at: KeyPath) -> tuple[list[ScheduleSpec], list[Problem
         ]
         missing = Problem((*at, "scheduler"), "this key is required", f"Valid: {', '.join(SCHEDULES)}.")
         return [], near or [missing]
-    model = _schedule_model(name) if isinstance(name, str) else None
+    wanted = name.strip().lower() if isinstance(name, str) else ""
+    model = next(
+        (SCHEDULES[kind] for kind in SCHEDULES if wanted in (kind.lower(), f"{kind.lower()}lr")), None
+    )
     if model is None:
         cure = suggest(str(name).removesuffix("LR"), SCHEDULES)
         return [], [Problem((*at, "scheduler"), f"unknown schedule {show(name)}", cure)]
     spec, problems = check_model(model, value, at)
     return ([] if spec is None else [spec]), problems
-
-
-def _schedule_model(name: str) -> type[ScheduleSpec] | None:
-    wanted = name.strip().lower()
-    return next(
-        (SCHEDULES[name] for name in SCHEDULES if wanted in (name.lower(), f"{name.lower()}lr")), None
-    )

@@ -74,7 +74,7 @@ def _check_estimate(job: Job, params: Mapping[str, Any]) -> Iterator[Finding]:
         yield note(f"0 steps are left: the newest checkpoint is of step {done}.")
         return
     seconds = left / rate
-    told = f"{left} steps are left, at {rate:.3g} steps/s of the earlier run in {job.model_dir} {_duration(seconds)}"
+    told = f"{left} steps are left, at {rate:.3g} steps/s of the earlier run in {job.model_dir} about {slurm_time(max(1, math.ceil(seconds / 60)))}"
     limit = job.resources.minutes
     if limit is None:
         yield note(f"{told}.")
@@ -127,10 +127,6 @@ def _seconds_of_save(seen: CheckpointSeen) -> float:
     files = path.iterdir() if path.is_dir() else path.parent.glob(f"{path.name}.*")
     times = [file.stat().st_mtime for file in files]
     return max(times, default=0.0) - min(times, default=0.0)
-
-
-def _duration(seconds: float) -> str:
-    return f"about {slurm_time(max(1, math.ceil(seconds / 60)))}"
 
 
 _UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}

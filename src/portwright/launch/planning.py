@@ -28,14 +28,7 @@ from portwright.launch.resolved import (
 from portwright.launch.run_files import runconfig_of
 from portwright.launch.site import Environment, JobDefaults, Site, has_login, is_secret_key
 from portwright.launch.site_files import load_site
-from portwright.launch.steps import (
-    ON_THE_HOST,
-    Chain,
-    choose_steps,
-    compiles_on_the_host,
-    make_step,
-    named_steps,
-)
+from portwright.launch.steps import ON_THE_HOST, choose_steps, compiles_on_the_host, make_steps, named_steps
 from portwright.launch.times import minutes_of
 from portwright.target import Target
 
@@ -128,10 +121,19 @@ def make_plan(request: Request) -> Plan:
         names = hpc.STEPS if request.steps is None else named_steps(request.steps, hpc.STEPS)
         steps = hpc.hpc_steps(subject.folder, dict(params.values), names)
     else:
-        ntasks, file = defaults.ntasks, folder / "params.yaml"
-        chain = Chain(subject, target, request.mode, file, model_dir, python, tasks, ntasks, site, name)
-        names = choose_steps(request.steps, request.mode, target, params.values, site)
-        steps = tuple(make_step(chain, step) for step in names)
+        steps = make_steps(
+            choose_steps(request.steps, request.mode, target, params.values, site),
+            subject=subject,
+            target=target,
+            mode=request.mode,
+            params=folder / "params.yaml",
+            model_dir=model_dir,
+            python=python,
+            tasks=tasks,
+            ntasks=defaults.ntasks,
+            site=site,
+            job_name=name,
+        )
     job = Job(
         name=name,
         folder=folder,

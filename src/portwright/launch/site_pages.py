@@ -50,21 +50,9 @@ def describe_sites() -> list[dict[str, Any]]:
 def describe_site(name_or_path: str) -> tuple[Site, dict[str, Any]]:
     """One site and its row; its errors are raised."""
     site = load_site(name_or_path)
-    return site, {**_origin(find_site(name_or_path)), **_facts(site), "error": None}
-
-
-def _origin(file: SiteFile) -> dict[str, Any]:
-    return {
-        "name": file.name,
-        "path": str(file.path),
-        "shipped": file.is_shipped,
-        "instead_of": [str(path) for path in file.hidden],
-    }
-
-
-def _facts(site: Site) -> dict[str, Any]:
     reason = why_not_here(site)
-    return {
+    return site, {
+        **_origin(find_site(name_or_path)),
         "summary": site.summary,
         "scheduler": site.scheduler,
         "target": site.target,
@@ -74,6 +62,16 @@ def _facts(site: Site) -> dict[str, Any]:
         "container": site.for_target(site.target).container.kind,
         "here": reason is None,
         "why_not": reason,
+        "error": None,
+    }
+
+
+def _origin(file: SiteFile) -> dict[str, Any]:
+    return {
+        "name": file.name,
+        "path": str(file.path),
+        "shipped": file.is_shipped,
+        "instead_of": [str(path) for path in file.hidden],
     }
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,22 +19,6 @@ STEPS = ("validate", "compile", "train", "eval", "predict")
 ON_THE_HOST = ("validate", "compile")  # these need no device where a vendor's compiler does them
 _EXPANDED = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 _JOB_LABELS = "--job_labels"  # a label for the vendor's own queue
-
-
-@dataclass(frozen=True)
-class Chain:
-    """The parts of every step's command."""
-
-    subject: Subject
-    target: Target
-    mode: str
-    params: Path
-    model_dir: Path
-    python: str
-    tasks: Tasks
-    ntasks: int
-    site: Site
-    job_name: str
 
 
 def choose_steps(
@@ -76,41 +59,60 @@ def _steps_of_mode(mode: str, target: Target, params: Mapping[str, Any]) -> tupl
     return ("validate", *["compile"] * compiles, "train", *["eval"] * evaluates)
 
 
-def make_step(chain: Chain, name: str) -> Step:
-    words = _command(chain, name)
-    expanded: tuple[str, ...] = ()
-    if name in ON_THE_HOST:
-        words.append(f"--{name}_only")
-    else:  # on the accelerator
-        expanded = (*chain.site.launch.prefix, *chain.site.launch.run_flags)
-        words = [*chain.site.launch.prefix, *words, *chain.site.launch.run_flags]
-    is_spread = name == "train" and chain.ntasks > 1
-    takes_labels = chain.subject.config is not None or any(_JOB_LABELS in f.names for f in chain.target.flags)
-    if chain.site.scheduler == "csctl" and takes_labels:
-        words += [_JOB_LABELS, f"name={chain.job_name}"]
-    if is_spread and chain.tasks == "stream":
-        words.append("--stream_data")
-    return Step(
-        name=name,
-        ntasks=chain.ntasks if is_spread else 1,
-        words=tuple(words),
-        tasks=chain.tasks if is_spread else "single",
-        tells_end=chain.subject.config is None,
-        literal=tuple(
-            place for place, word in enumerate(words) if word in expanded and _EXPANDED.search(word)
-        ),
-    )
-
-
-def _command(chain: Chain, name: str) -> list[str]:
-    """The words that all steps have in common; flags of single steps follow."""
-    if chain.subject.config is not None:
-        verb = "validate" if name == "eval" else "fit"
-        words = ["cszoo", verb, str(chain.params), "--target_device", chain.target.name]
-    else:
-        words = [*chain.subject.words(chain.python), chain.target.name, "--mode", _mode(chain.mode, name)]
-        words += ["--params", str(chain.params)]
-    return [*words, "--model_dir", str(chain.model_dir)]
+def make_steps(
+    names: Sequence[str],
+    *,
+    subject: Subject,
+    target: Target,
+    mode: str,
+    params: Path,
+    model_dir: Path,
+    python: str,
+    tasks: Tasks,
+    ntasks: int,
+    site: Site,
+    job_name: str,
+) -> tuple[Step, ...]:
+    """The chain of these steps, each with its command."""
+    takes_labels = subject.config is not None or any(_JOB_LABELS in flag.names for flag in target.flags)
+    steps = []
+    for name in names:
+        if subject.config is not None:
+            verb = "validate" if name == "eval" else "fit"
+            words = ["cszoo", verb, str(params), "--target_device", target.name]
+        else:
+            words = [
+                *subject.words(python),
+                target.name,
+                "--mode",
+                _mode(mode, name),
+                "--params",
+                str(params),
+            ]
+        words += ["--model_dir", str(model_dir)]
+        expanded: tuple[str, ...] = ()
+        if name in ON_THE_HOST:
+            words.append(f"--{name}_only")
+        else:  # on the accelerator
+            expanded = (*site.launch.prefix, *site.launch.run_flags)
+            words = [*site.launch.prefix, *words, *site.launch.run_flags]
+        is_spread = name == "train" and ntasks > 1
+        if site.scheduler == "csctl" and takes_labels:
+            words += [_JOB_LABELS, f"name={job_name}"]
+        if is_spread and tasks == "stream":
+            words.append("--stream_data")
+        step = Step(
+            name=name,
+            ntasks=ntasks if is_spread else 1,
+            words=tuple(words),
+            tasks=tasks if is_spread else "single",
+            tells_end=subject.config is None,
+            literal=tuple(
+                place for place, word in enumerate(words) if word in expanded and _EXPANDED.search(word)
+            ),
+        )
+        steps.append(step)
+    return tuple(steps)
 
 
 def _mode(mode: str, step: str) -> str:

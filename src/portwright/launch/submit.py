@@ -80,7 +80,16 @@ def submit(prepared: Prepared, *, force: bool = False) -> Entry:
     with registry.locked():
         refuse_same_model_dir(prepared.plan.job.model_dir)
         prepared = _write(prepared)
-        entry = _entry_of(prepared)
+        job = prepared.plan.job
+        entry = Entry(
+            name=job.name,
+            folder=job.folder,
+            site=job.site.name,
+            scheduler=job.site.scheduler,
+            submitted=now(),
+            model_dir=str(job.model_dir),
+            title=prepared.request.subject,
+        )
         registry.write_entry(entry)
         # Under the lock, since other submissions cannot see yet that this job will use its model_dir.
         return _hand_over(entry, prepared.plan)
@@ -155,19 +164,6 @@ def _write(prepared: Prepared) -> Prepared:
             plan = make_plan(prepared.request)
             prepared = replace(prepared, plan=plan, files=render_files(plan, prepared.request))
     raise UserError("other jobs take every name that is tried.", "Choose another --name.")
-
-
-def _entry_of(prepared: Prepared) -> Entry:
-    job = prepared.plan.job
-    return Entry(
-        name=job.name,
-        folder=job.folder,
-        site=job.site.name,
-        scheduler=job.site.scheduler,
-        submitted=now(),
-        model_dir=str(job.model_dir),
-        title=prepared.request.subject,
-    )
 
 
 def _hand_over(entry: Entry, plan: Plan) -> Entry:
