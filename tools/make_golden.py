@@ -23,7 +23,7 @@ from results import HERE  # noqa: E402
 from small import as_words, overrides_of  # noqa: E402
 from zoo import NAMES, run  # noqa: E402
 
-from portwright.job.new import make_model_folder  # noqa: E402
+from portwright.job.model_list import make_model_folder  # noqa: E402
 
 GOLDEN = HERE / "golden.json"
 NUM_STEPS = 5

@@ -13,7 +13,7 @@ import yaml
 from conftest import Folder
 from tf_folders import PARAMS, run_process, tf_folder  # noqa: F401
 
-from portwright.job.new import make_model_folder
+from portwright.job.model_list import make_model_folder
 
 SHORT = ("--max_steps", "40", "-D", "runconfig.checkpoint_steps=20", "-D", "runconfig.log_steps=10")
 

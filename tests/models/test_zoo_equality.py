@@ -14,7 +14,7 @@ from zoo import NAMES, run
 from portwright.huggingface.command import Options, bring_in, take_back
 from portwright.huggingface.model_folder import open_ours
 from portwright.huggingface.registry import find_families
-from portwright.job.new import make_model_folder
+from portwright.job.model_list import make_model_folder
 
 ROOT = HERE.parents[1]
 # Of what transformers does not have: what it is equal to, and the test that says so.

@@ -11,7 +11,7 @@ from results import HERE
 from small import as_words, overrides_of
 from zoo import NAMES, run
 
-from portwright.job.new import make_model_folder
+from portwright.job.model_list import make_model_folder
 
 GOLDEN = HERE / "golden.json"
 NUM_STEPS = 5

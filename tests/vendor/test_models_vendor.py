@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from portwright.discover import find_models
-from portwright.job.new import make_model_folder
+from portwright.job.model_list import make_model_folder
 
 MODELS = Path(__file__).parents[1] / "models"
 sys.path.insert(0, str(MODELS))

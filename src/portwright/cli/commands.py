@@ -112,7 +112,7 @@ def new(
     as_json: Json = False,
 ) -> None:
     """Make a model folder in the taught layout: model.py, data.py, utils.py, configs/params.yaml, run.py."""
-    from portwright.job.new import make_model_folder
+    from portwright.job.model_list import make_model_folder
 
     made = make_model_folder(Path(name), framework, model)
     if as_json:

@@ -233,8 +233,8 @@ def jobs(
     if follow:
         _follow(entry, None)
         return
-    from portwright.launch.ask import adopt
     from portwright.launch.page_text import choose_marks, page_width, print_lines
+    from portwright.launch.registry import adopt
     from portwright.launch.render import job_page
     from portwright.launch.watch import look_at_job
 
@@ -258,9 +258,8 @@ def logs(
     Status 0, however the job ended; `portwright jobs JOB -f` ends with the job's own.
     """
     from portwright.job.stdout import printing
-    from portwright.launch.ask import adopt, ask_state
     from portwright.launch.log_tail import check_step, describe_waiting, follow_log, last_lines
-    from portwright.launch.registry import find_entry
+    from portwright.launch.registry import adopt, ask_state, find_entry
 
     entry = adopt(find_entry(job))
     check_step(entry, step)
@@ -363,7 +362,7 @@ def shell(
 
 def _follow(entry: Entry, document: dict[str, Any] | None) -> None:
     """Follows a job and exits with its status. With `document`, progress goes to stderr, and the document is printed at the end."""
-    from portwright.launch.ask import ask_state, status_of
+    from portwright.launch.registry import ask_state, status_of
     from portwright.launch.watch import follow
 
     followed = follow(entry, stream=sys.stdout if document is None else sys.stderr)
@@ -376,8 +375,8 @@ def _follow(entry: Entry, document: dict[str, Any] | None) -> None:
 
 
 def _list_jobs(all_jobs: bool, as_json: bool) -> None:
-    from portwright.launch.ask import list_entries
     from portwright.launch.page_text import choose_marks, page_width, print_lines
+    from portwright.launch.registry import list_entries
     from portwright.launch.render import jobs_table
     from portwright.launch.watch import look_at_jobs
 

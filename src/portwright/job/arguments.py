@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -106,8 +106,8 @@ def parse_arguments(
             f"there is no emulator of {target.name}.",
             f"Leave --emulate out, or choose {' or '.join(have)}.",
         )
-    for flag in _flags_of_others(target, targets.values()):
-        if given[flag.dest] and not flag.chooses:
+    for flag in dict.fromkeys(flag for other in targets.values() for flag in other.flags):
+        if flag not in target.flags and given[flag.dest] and not flag.chooses:
             notes.append(f"{flag.names[-1]} has no effect on {target.name}.")
     return Arguments(
         target=target,
@@ -246,11 +246,6 @@ def _flags_by_target() -> dict[str, list[Flag]]:
     for flag, names in owners.items():
         grouped.setdefault(", ".join(names), []).append(flag)
     return {names: flags for names, flags in grouped.items() if flags}
-
-
-def _flags_of_others(target: Target, targets: Iterable[Target]) -> list[Flag]:
-    others = {flag: None for other in targets for flag in other.flags}
-    return [flag for flag in others if flag not in target.flags]
 
 
 def _mode(text: str) -> str:

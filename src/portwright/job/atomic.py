@@ -25,37 +25,29 @@ _TEMP_NAME = re.compile(
 # Whether a writer on another host lives cannot be checked; one that wrote nothing for a day counts as dead.
 _FOREIGN_AGE_SECONDS = 24 * 3600
 
-_FULL = {errno.ENOSPC, errno.EDQUOT}
-_FORBIDDEN = {errno.EACCES, errno.EPERM}
-
 
 def explain_os_error(error: OSError, path: Path) -> UserError:
     """Says in a person's words why `path` could not be written, and what to do about it."""
     reason = os.strerror(error.errno) if error.errno else str(error)
-    message = f"Cannot write {path}: {reason.lower()}."
-    if error.errno in _FULL:
-        cure = (
-            f"Free space on the disk or quota that holds {_existing_parent(path)}, or choose another place."
-        )
-    elif error.errno == errno.EFBIG:
-        cure = "Raise the limit on file sizes (ulimit -f), or choose a file system that takes larger files."
-    elif error.errno == errno.EROFS:
-        cure = "This file system is read-only: choose another place."
-    elif error.errno in _FORBIDDEN:
-        cure = f"Ask for write permission on {_existing_parent(path)}, or choose a folder of your own."
-    elif error.errno == errno.EISDIR:
-        cure = "A folder has this name already: choose another file name, or remove the folder."
-    elif error.errno in {errno.ENOTDIR, errno.EEXIST} and _existing_parent(path).is_file():
-        cure = (
-            f"{_existing_parent(path)} is a file, not a folder: choose another place, or move that file away."
-        )
-    elif error.errno == errno.ENAMETOOLONG:
-        cure = "Choose a shorter name."
-    elif error.errno == errno.ELOOP:
-        cure = "Its symbolic links form a circle: remove one of them, or choose another place."
-    else:
-        cure = "Check that the path is right and the file system healthy, or choose another place."
-    return UserError(message, cure)
+    place = _existing_parent(path)
+    full = f"Free space on the disk or quota that holds {place}, or choose another place."
+    forbidden = f"Ask for write permission on {place}, or choose a folder of your own."
+    cures = {
+        errno.ENOSPC: full,
+        errno.EDQUOT: full,
+        errno.EFBIG: "Raise the limit on file sizes (ulimit -f), or choose a file system that takes larger files.",
+        errno.EROFS: "This file system is read-only: choose another place.",
+        errno.EACCES: forbidden,
+        errno.EPERM: forbidden,
+        errno.EISDIR: "A folder has this name already: choose another file name, or remove the folder.",
+        errno.ENAMETOOLONG: "Choose a shorter name.",
+        errno.ELOOP: "Its symbolic links form a circle: remove one of them, or choose another place.",
+    }
+    if place.is_file():
+        blocked = f"{place} is a file, not a folder: choose another place, or move that file away."
+        cures |= {errno.ENOTDIR: blocked, errno.EEXIST: blocked}
+    otherwise = "Check that the path is right and the file system healthy, or choose another place."
+    return UserError(f"Cannot write {path}: {reason.lower()}.", cures.get(error.errno or 0, otherwise))
 
 
 def _existing_parent(path: Path) -> Path:
@@ -252,18 +244,13 @@ def _sync_tree(folder: Path) -> None:
 
 def _may_be_alive(host: str, pid: int, path: Path) -> bool:
     if host != _host():
-        return time.time() - _last_change(path) < _FOREIGN_AGE_SECONDS
+        last_change = max(entry.lstat().st_mtime for entry in (path, *path.rglob("*")))
+        return time.time() - last_change < _FOREIGN_AGE_SECONDS
     try:
         os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except PermissionError:
-        pass  # another user's, but alive
+    except (ProcessLookupError, OverflowError, PermissionError) as error:
+        return isinstance(error, PermissionError)  # another user's, but alive
     return True
-
-
-def _last_change(path: Path) -> float:
-    return max(entry.lstat().st_mtime for entry in (path, *path.rglob("*")))
 
 
 @cache

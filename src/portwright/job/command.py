@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
@@ -109,9 +110,8 @@ def _print_result(lines: Sequence[str]) -> None:
 
 def _level(argv: Sequence[str]) -> str:
     """The level is needed before the command line is parsed, to report what is wrong with it."""
-    for index, word in enumerate(argv):
-        if word.startswith("--logging="):
-            return word.partition("=")[2].upper()
-        if word == "--logging" and index + 1 < len(argv):
-            return argv[index + 1].upper()
-    return "INFO"
+    words = [
+        part for word in argv for part in (word.split("=", 1) if word.startswith("--logging=") else [word])
+    ]
+    given = [level for flag, level in itertools.pairwise(words) if flag == "--logging"]
+    return (given or ["INFO"])[0].upper()

@@ -28,18 +28,14 @@ _LINE_BREAK = re.compile(r"\s*[\n\r\v\f\x85\u2028\u2029]\s*")
 class Console:
     """Prints messages on stderr (or `stream`), coloured only on a terminal and without NO_COLOR.
 
-    `level` is the least that is shown; `quiet` shows warnings and errors alone. `prefix` starts each line, for
-    instance with the number of the process. A stream whose reader has gone (a closed terminal, a broken pipe) loses
-    the messages, not the run.
+    `level` is the least that is shown. `prefix` starts each line, for instance with the number of the process. A
+    stream whose reader has gone (a closed terminal, a broken pipe) loses the messages, not the run.
     """
 
-    def __init__(
-        self, level: str = "INFO", *, quiet: bool = False, prefix: str = "", stream: TextIO | None = None
-    ) -> None:
+    def __init__(self, level: str = "INFO", *, prefix: str = "", stream: TextIO | None = None) -> None:
         if not isinstance(level, str) or level.upper() not in LEVELS:
             raise UserError(f"Logging level {level!r} is not known.", suggest(str(level).upper(), LEVELS))
-        self._least = max(LEVELS[level.upper()], LEVELS["WARNING"] if quiet else 0)
-        self._prefix = prefix
+        self._least, self._prefix = LEVELS[level.upper()], prefix
         self._stream = _UnfailingStream(sys.stderr if stream is None else stream)
         self.is_terminal: bool = self._stream.isatty()
         # Rich costs a fifth of a millisecond a line, which a run without a terminal need not pay.
@@ -76,6 +72,7 @@ class Console:
 
     def pin(self, renderable: rich.console.RenderableType) -> None:
         """Keeps something drawn at the bottom of the terminal, under the messages and what was pinned before."""
+        from rich.console import Group
         from rich.live import Live
 
         self._pinned.append(renderable)
@@ -83,7 +80,7 @@ class Console:
             return
         self._unredirected = (sys.stdout, sys.stderr)
         self._live = Live(
-            get_renderable=self._stack,
+            get_renderable=lambda: Group(*self._pinned),
             console=self._rich,
             refresh_per_second=REFRESHES_PER_SECOND,
             transient=True,
@@ -102,11 +99,6 @@ class Console:
             self._live = None
         if self._rich is not None:
             self._rich.print(renderable)
-
-    def _stack(self) -> rich.console.RenderableType:
-        from rich.console import Group
-
-        return Group(*self._pinned)
 
     def _print(self, level: int, label: str, style: str, message: str) -> None:
         if level < self._least:
@@ -173,5 +165,4 @@ def _forget_in_child() -> None:
         console._forget_in_child()
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(after_in_child=_forget_in_child)

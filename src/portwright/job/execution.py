@@ -39,10 +39,6 @@ def _read_size(value: Any) -> Any:
     return value
 
 
-def _listed(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
-
-
 ByteSize = Annotated[
     int,
     Field(gt=0),
@@ -50,7 +46,11 @@ ByteSize = Annotated[
     WithJsonSchema({"anyOf": [{"type": "integer", "exclusiveMinimum": 0}, {"type": "string"}]}),
 ]
 ModulePath = Annotated[str, Field(min_length=1)]
-Names = Annotated[list[ModulePath], Field(min_length=1), BeforeValidator(_listed)]
+Names = Annotated[
+    list[ModulePath],
+    Field(min_length=1),
+    BeforeValidator(lambda value: [value] if isinstance(value, str) else value),
+]
 
 
 class StreamingSection(Section):

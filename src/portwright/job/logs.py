@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -243,10 +244,10 @@ def _parse(raw_lines: list[bytes]) -> Iterator[tuple[int, bytes, dict[str, Any] 
             line = json.loads(raw)
         except (ValueError, RecursionError):
             line = None
-        yield number, raw, line if _is_metrics_line(line) else None
+        yield number, raw, line if is_metrics_line(line) else None
 
 
-def _is_metrics_line(line: Any) -> bool:
+def is_metrics_line(line: Any) -> bool:
     return isinstance(line, dict) and type(line.get("step")) is int and isinstance(line.get("values"), dict)
 
 
@@ -256,10 +257,8 @@ def _is_torn(number: int, raw: bytes, raw_lines: list[bytes]) -> bool:
 
 
 def _free_name(path: Path) -> Path:
-    number = 1
-    while (aside := path.with_name(f"{path.stem}.damaged-{number}{path.suffix}")).exists():
-        number += 1
-    return aside
+    names = (f"{path.stem}.damaged-{number}{path.suffix}" for number in itertools.count(1))
+    return next(path.with_name(name) for name in names if not path.with_name(name).exists())
 
 
 _NAME = re.compile(r"events\.out\.tfevents\.(\d+)")

@@ -1,15 +1,17 @@
-"""What `portwright models` says about the reference models, read from their files without importing them."""
+"""The reference models: what `portwright models` says of them, read from their files without importing them, and `portwright new`."""
 
 from __future__ import annotations
 
 import ast
 import json
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from portwright.discover import FRAMEWORKS, find_all_models, models_folder
+from portwright.discover import FRAMEWORKS, find_all_models, find_models, models_folder
 from portwright.errors import UserError, suggest
+from portwright.job.atomic import atomic_directory
 
 _DEFAULT = "params.yaml"
 _PREFIX = "params_"
@@ -124,3 +126,28 @@ def _read_sizes() -> dict[str, dict[str, int]]:
     file = models_folder() / SIZES_FILE
     found: dict[str, dict[str, int]] = json.loads(file.read_text()) if file.is_file() else {}
     return found
+
+
+_FIRST_MODEL = "fc_mnist"
+
+
+def make_model_folder(folder: Path, framework: str, model: str | None) -> Path:
+    """Copies a reference model; the folder appears whole or not at all, and nothing there is overwritten."""
+    if framework not in FRAMEWORKS:
+        raise UserError(f"unknown framework '{framework}'.", suggest(framework, FRAMEWORKS))
+    models = find_models(framework)
+    name = model or _FIRST_MODEL
+    if name not in models:
+        raise UserError(f"unknown model '{name}' of {framework}.", suggest(name, models))
+    if folder == Path():
+        raise UserError("the new folder has no name.", "Say one: portwright new mymodel.")
+    if folder.exists():
+        raise UserError(f"'{folder}' exists already.", "Choose another name, or remove it.")
+    with atomic_directory(folder) as temporary:
+        shutil.copytree(
+            models[name],
+            temporary,
+            dirs_exist_ok=True,
+            ignore=shutil.ignore_patterns("__pycache__", "model_dir"),
+        )
+    return folder

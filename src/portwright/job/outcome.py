@@ -39,7 +39,7 @@ class Outcome:
         }
         if self.emulated is None:
             del own["emulated"]
-        document: dict[str, Any] = _finite({**own, "status": int(self.status), **self.more})
+        document: dict[str, Any] = finite_json({**own, "status": int(self.status), **self.more})
         return document
 
     def title(self, kind: str) -> str:
@@ -48,7 +48,7 @@ class Outcome:
 
     def add_evaluation(self, values: dict[str, float]) -> None:
         """Adds the values of an evaluation, with names that begin with eval."""
-        self.values.update({_eval_name(name): value for name, value in values.items()})
+        self.values.update({f"eval/{name.removeprefix('eval/')}": value for name, value in values.items()})
 
     def say_where(self, trained: bool) -> None:
         """Adds lines that say what was reached, and where it is saved."""
@@ -66,17 +66,13 @@ class Outcome:
             self.lines.append(f"emulated: {self.emulated} on this machine's CPU")
 
 
-def _finite(value: Any) -> Any:
+def finite_json(value: Any) -> Any:
     """JSON knows no NaN and no infinity: they become null."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite_json(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _eval_name(name: str) -> str:
-    return name if name.startswith("eval/") else f"eval/{name}"
 
 
 def workers_of(counts: Iterable[WorkerCount]) -> list[dict[str, Any]]:
@@ -107,14 +103,11 @@ def values_of(counts: Iterable[WorkerCount]) -> dict[str, float]:
 
 
 def lines_of(workers: list[dict[str, Any]]) -> list[str]:
-    lines = []
-    for each in workers:
-        lost = "" if each["alive"] else ", lost on the way"
-        lines.append(
-            f"{each['name']}: {each['samples']:,} samples in {each['batches']:,} batches, {each['bytes'] / 1e6:,.0f} MB, "
-            f"{each['samples_per_second']:,.0f} samples/s{lost}"
-        )
-    return lines
+    return [
+        f"{each['name']}: {each['samples']:,} samples in {each['batches']:,} batches, {each['bytes'] / 1e6:,.0f} MB, "
+        f"{each['samples_per_second']:,.0f} samples/s{'' if each['alive'] else ', lost on the way'}"
+        for each in workers
+    ]
 
 
 def _title(name: str) -> str:

@@ -100,7 +100,9 @@ class Params:
         if parts[0] in ("optimizer", "runconfig") and len(parts) > 1:
             section = self._origin.after_defaults.get(parts[0]) or {}
             spelt = {
-                name: alias for alias, name in known_keys(self._typed(parts[0])).items() if alias in section
+                name: alias
+                for alias, name in known_keys(type(getattr(self, parts[0]))).items()
+                if alias in section
             }
             parts[1] = spelt.get(parts[1], parts[1])
         return self._origin.where(tuple(parts))
@@ -113,9 +115,6 @@ class Params:
         assert runconfig is not None
         values = {**self.values, "runconfig": {**self.values["runconfig"], **changes}}
         return dataclasses.replace(self, values=values, runconfig=runconfig)
-
-    def _typed(self, section: str) -> type[pydantic.BaseModel]:
-        return type(self.optimizer if section == "optimizer" else self.runconfig)
 
 
 def get_params(params_file: Path | str) -> dict[str, Any]:

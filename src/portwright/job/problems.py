@@ -267,7 +267,8 @@ def _describe(
             places = tuple((*full, used.get(key, key)) for key in keys)
             yield Problem(places[0], text, others=places[1:])
         elif kind == "string_too_short":
-            expected.append(_long_enough(item["ctx"]["min_length"]))
+            least = item["ctx"]["min_length"]
+            expected.append("a string that is not empty" if least == 1 else f"at least {least} characters")
         elif kind in _EXPECTED or text.startswith("Input should be "):
             expected.append(_EXPECTED.get(kind) or _readable(text))
         elif path and "received" not in text:
@@ -283,15 +284,19 @@ def _describe(
 def _cure(items: list[Any], received: object) -> str:
     if not isinstance(received, str):
         return ""
-    if any(item["type"] in _NUMERIC for item in items):
-        try:
-            float(received)
-        except ValueError:
-            pass
-        else:
-            return "Remove the quotes."
+    if any(item["type"] in _NUMERIC for item in items) and is_number(received):
+        return "Remove the quotes."
     choices = [choice for item in items for choice in _choices(item)]
     return suggest(received, choices) if choices else ""
+
+
+def is_number(text: str) -> bool:
+    """Whether a text, such as one in quotes, is a number."""
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _choices(item: Any) -> list[str]:
@@ -299,10 +304,6 @@ def _choices(item: Any) -> list[str]:
         return []
     expected: str = item["ctx"]["expected"]
     return [word.strip(" '") for word in expected.replace(" or ", ",").split(",") if word.strip(" '")]
-
-
-def _long_enough(num_characters: int) -> str:
-    return "a string that is not empty" if num_characters == 1 else f"at least {num_characters} characters"
 
 
 def _readable(text: str) -> str:

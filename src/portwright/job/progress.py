@@ -38,11 +38,10 @@ class Progress:
         start: int = 0,
         shown: bool = True,
         lines: bool = True,
-        samples_per_step: int | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._kind, self._total, self._console = kind, total, console
-        self._samples_per_step, self._clock = samples_per_step, clock
+        self._clock = clock
         shown = shown and console.shows_info
         self._draws = shown and console.is_terminal
         self._prints = shown and lines and not console.is_terminal
@@ -141,13 +140,9 @@ class Progress:
 
     def _shown_rates(self) -> Iterator[str]:
         steps = self._values.get("steps_per_second", self._measured_rate())
-        samples = self._values.get("samples_per_second")
-        if samples is None and steps is not None and self._samples_per_step:
-            samples = steps * self._samples_per_step
-        if steps is not None:
-            yield format_rate(steps, "step")
-        if samples is not None:
-            yield format_rate(samples, "sample")
+        for rate, unit in ((steps, "step"), (self._values.get("samples_per_second"), "sample")):
+            if rate is not None:
+                yield format_rate(rate, unit)
 
     def _measured_rate(self) -> float | None:
         (first_time, first_step), (last_time, last_step) = self._points[0], self._points[-1]

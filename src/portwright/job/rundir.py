@@ -37,7 +37,7 @@ os.register_at_fork(after_in_child=_drop_locks_in_child)
 class RunDir:
     """A run's folder, which holds its checkpoints (`checkpoint_{step}`) and a folder for each mode.
 
-    A read-only RunDir (to evaluate another user's run) needs only an existing folder, and takes no lock.
+    A read-only RunDir (to evaluate another user's run) needs only an existing folder.
     """
 
     def __init__(
@@ -47,26 +47,15 @@ class RunDir:
         read_only: bool = False,
         on_note: Callable[[str], None] = _LOG.warning,
     ) -> None:
-        try:
-            self.path = Path(model_dir).expanduser()
-        except RuntimeError as error:  # ~user of an unknown user
-            raise UserError(f"Cannot use model_dir '{model_dir}': {error}", _CURE) from error
-        self.read_only = read_only
-        self._on_note = on_note
+        self.path, self._on_note = Path(model_dir), on_note
         if read_only:
             self._check_readable()
         else:
             self._create()
 
-    def checkpoint_dir(self, step: int) -> Path:
-        return self.path / f"checkpoint_{step}"
-
-    def mode_dir(self, mode: str) -> Path:
-        return self.path / mode
-
     def params_file(self, mode: str) -> Path:
         """Where the resolved params of a mode are kept, such as `train/params_train.yaml`."""
-        return self.mode_dir(mode) / f"params_{mode}.yaml"
+        return self.path / mode / f"params_{mode}.yaml"
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -74,9 +63,6 @@ class RunDir:
 
         Under the lock, what killed runs left behind is removed.
         """
-        if self.read_only:
-            yield
-            return
         lock_file = self.path / ".lock"
         try:
             descriptor = os.open(lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

@@ -9,7 +9,15 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from portwright.errors import suggest
-from portwright.job.problems import KeyPath, Problem, check_model, raise_problems, show, unknown_key
+from portwright.job.problems import (
+    KeyPath,
+    Problem,
+    check_model,
+    is_number,
+    raise_problems,
+    show,
+    unknown_key,
+)
 from portwright.job.schedule_specs import SCHEDULES, Constant, ScheduleSpec
 
 __all__ = ["SCHEDULES", "Schedule", "ScheduleSpec", "check_schedule", "parse_schedule", "read_specs"]
@@ -45,8 +53,7 @@ def parse_schedule(value: Any, *, disable_lr_steps_reset: bool = False) -> Sched
 
     In a list each schedule counts steps from its own start, or from the run's with `disable_lr_steps_reset`.
     """
-    specs, problems = _read(value, ("learning_rate",))
-    raise_problems(problems)
+    specs = read_specs(value)
     if len(specs) == 1:
         return specs[0]
     lengths = [spec.num_steps or 0 for spec in specs[:-1]]
@@ -73,7 +80,7 @@ def _read(value: Any, at: KeyPath) -> tuple[list[ScheduleSpec], list[Problem]]:
     if isinstance(value, Mapping):
         return _read_one(value, at)
     if not isinstance(value, (list, tuple)) or not value:
-        cure = "Remove the quotes." if isinstance(value, str) and _is_number(value) else ""
+        cure = "Remove the quotes." if isinstance(value, str) and is_number(value) else ""
         return [], [
             Problem(at, f"expected a number, a schedule or a list of schedules, received {show(value)}", cure)
         ]
@@ -104,25 +111,12 @@ def _read_one(value: Any, at: KeyPath) -> tuple[list[ScheduleSpec], list[Problem
         ]
         missing = Problem((*at, "scheduler"), "this key is required", f"Valid: {', '.join(SCHEDULES)}.")
         return [], near or [missing]
-    model = _schedule_model(name) if isinstance(name, str) else None
+    wanted = name.strip().lower() if isinstance(name, str) else ""
+    model = next(
+        (SCHEDULES[kind] for kind in SCHEDULES if wanted in (kind.lower(), f"{kind.lower()}lr")), None
+    )
     if model is None:
         cure = suggest(str(name).removesuffix("LR"), SCHEDULES)
         return [], [Problem((*at, "scheduler"), f"unknown schedule {show(name)}", cure)]
     spec, problems = check_model(model, value, at)
     return ([] if spec is None else [spec]), problems
-
-
-def _schedule_model(name: str) -> type[ScheduleSpec] | None:
-    wanted = name.strip().lower()
-    for known, model in SCHEDULES.items():
-        if wanted in (known.lower(), f"{known.lower()}lr"):
-            return model
-    return None
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True

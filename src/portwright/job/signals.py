@@ -16,9 +16,7 @@ from typing import Any, NoReturn
 
 from portwright.errors import ExitStatus
 
-_REQUEUE = tuple(
-    number for name in ("SIGTERM", "SIGUSR1") if (number := getattr(signal, name, None)) is not None
-)
+_REQUEUE = (signal.SIGTERM, signal.SIGUSR1)
 
 # Schedulers and torchrun follow a SIGTERM with a SIGKILL after 30 seconds, so a run that has not saved by then will not.
 WORKER_GRACE_SECONDS = 30.0
@@ -137,17 +135,13 @@ def shield_worker() -> None:
         signal.signal(number, signal.SIG_IGN)
     # Not masked, as programs that the worker starts would inherit that. A handler alone would not run while native
     # code is stuck, but the wake-up pipe is written even then.
-    signal.signal(signal.SIGTERM, _do_nothing)
+    signal.signal(signal.SIGTERM, lambda *_: None)
     readable, writable = os.pipe()
     os.set_blocking(writable, False)
     signal.set_wakeup_fd(writable, warn_on_full_buffer=False)
     threading.Thread(
         target=_end_in_time, args=(readable, os.getppid()), name="portwright-end", daemon=True
     ).start()
-
-
-def _do_nothing(number: int, frame: FrameType | None) -> None:
-    pass
 
 
 def _end_in_time(readable: int, parent: int) -> None:
@@ -180,5 +174,4 @@ def _leave_signals_to_parent() -> None:
     _set_early(None)
 
 
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_leave_signals_to_parent)
+os.register_at_fork(after_in_child=_leave_signals_to_parent)

@@ -9,7 +9,7 @@ from typing import Any
 
 from portwright.discover import find_targets, get_target
 from portwright.errors import UserError
-from portwright.job.vendor_env import find_usable
+from portwright.job.vendor_env import find_usable, installed_version, make_environment, register_python
 from portwright.target import Target
 
 
@@ -39,19 +39,9 @@ def _describe(target: Target) -> dict[str, Any]:
         elif reason is not None:
             row["missing"] = reason.removesuffix(environment.cure).strip()
     elif reason is None:
-        row |= _torch_version()
+        row |= {"sdk": "torch", "sdk_version": installed_version("torch") or None}
     row["says"] = _say(row)
     return row
-
-
-def _torch_version() -> dict[str, Any]:
-    """Read from the package's metadata, since importing torch takes seconds."""
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return {"sdk": "torch", "sdk_version": version("torch")}
-    except PackageNotFoundError:
-        return {"sdk": "torch"}
 
 
 def _say(row: dict[str, Any]) -> str:
@@ -65,8 +55,6 @@ def provide_environment(
     name: str, python: Path | None, recreate: bool, say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Makes or registers the environment of a target, and describes it."""
-    from portwright.job.vendor_env_make import make_environment, register_python
-
     environment = get_target(name).environment
     if environment is None:
         have = [t.name.lower() for t in find_targets().values() if t.environment is not None]

@@ -57,9 +57,10 @@ def read_yaml(path: Path | str) -> YamlSource:
             f"{path}: the file is empty.", "Write the sections of the params into it, such as optimizer:."
         )
     if not isinstance(values, dict):
+        is_list = isinstance(values, list)
+        kind = f"a list of {len(values)} items" if is_list else f"the single value {show(values)}"
         raise UserError(
-            f"{path}:{node.start_mark.line + 1}: expected sections such as 'optimizer:', received "
-            f"{_kind_of(values)}.",
+            f"{path}:{node.start_mark.line + 1}: expected sections such as 'optimizer:', received {kind}.",
             "Put each value under a section.",
         )
     return YamlSource(path, values, node)
@@ -180,10 +181,8 @@ def _explain_syntax(error: yaml.MarkedYAMLError) -> tuple[str, str]:
     if problem.startswith("but found another document"):
         return "a second document begins ('---')", "Keep one document a file."
     if problem.startswith("mapping values are not allowed"):
-        return (
-            "not valid YAML: a ':' where none may stand",
-            "Check the indentation, and quote texts that contain ': '.",
-        )
+        cure = "Check the indentation, and quote texts that contain ': '."
+        return "not valid YAML: a ':' where none may stand", cure
     begun = f" (line {error.context_mark.line + 1})" if error.context_mark else ""
     context = f"{error.context}{begun}: " if error.context else ""
     return f"not valid YAML: {context}{problem}", "Check indentation, brackets and quotes near this line."
@@ -261,9 +260,9 @@ def _child(node: yaml.Node, key: Any) -> tuple[yaml.Node, int] | None:
         return None
     # Constructing the document has already written merged keys ('<<') into the node, before its own.
     for key_node, value in reversed(node.value):
-        if isinstance(key_node, yaml.ScalarNode) and key_node.value == str(key):
-            return value, key_node.start_mark.line
-        if isinstance(key_node, yaml.ScalarNode) and not isinstance(key, str) and _constructs(key_node, key):
+        if isinstance(key_node, yaml.ScalarNode) and (
+            key_node.value == str(key) or (not isinstance(key, str) and _constructs(key_node, key))
+        ):
             return value, key_node.start_mark.line
     return None
 
@@ -283,7 +282,3 @@ def _unshared(value: Any) -> Any:
     if isinstance(value, list):
         return [_unshared(item) for item in value]
     return value
-
-
-def _kind_of(value: object) -> str:
-    return f"a list of {len(value)} items" if isinstance(value, list) else f"the single value {show(value)}"

@@ -1,16 +1,20 @@
-"""Checks that the files of a job exist, may be read or written, and are visible to the nodes."""
+"""Checks that the files of a job exist, may be read or written, and are visible to the nodes; and that its container image is one."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from portwright.discover import get_target
 from portwright.job.data_paths import named_paths
-from portwright.launch.findings import Finding, note, refusal
-from portwright.launch.job import Job
+from portwright.launch.container import foreign_flags
+from portwright.launch.findings import Finding, note, refusal, warning
+from portwright.launch.job import Container, Job
 
 _MADE_BY_RUNS = {
     "model_dir",
@@ -39,41 +43,24 @@ class Needed:
     level: Literal["error", "warning"] = "error"  # of the finding, if it is missing
 
 
-@dataclass(frozen=True)
-class Unseen:
-    """Why nodes may not see paths."""
-
-    level: Literal["error", "warning", "note"]
-    why: str
-    cure: str
-
-    def as_finding(self, paths: str) -> Finding:
-        return Finding(self.level, f"{self.why}: {paths}.", self.cure)
-
-
-def check_paths(job: Job, params: Mapping[str, Any], *, at_site: bool) -> list[Finding]:
-    found, unseen = [], dict[Unseen, list[Needed]]()
+def check_paths(job: Job, params: Mapping[str, Any], *, at_site: bool) -> Iterator[Finding]:
+    unseen: dict[Finding, list[str]] = {}
     for needed in needed_paths(job, params):
+        name = f"{needed.what} '{needed.path}'"
         if "\0" in str(needed.path):
-            found.append(refusal(f"{needed.what} {str(needed.path)!r} is no path.", "Correct it."))
-            continue
-        if _is_below(needed.path, job.site.storage.on_nodes):
-            continue  # exists on the nodes alone
-        if (absent := absent_root(needed.path, job)) is not None:
-            found.append(
-                note(f"{needed.what} '{needed.path}' was not checked here: this machine has no {absent}.")
-            )
-            continue
-        if wrong := _check_use(needed):
-            found.append(wrong)
-            continue
-        if needed.what == _INTERPRETER and _is_below(needed.path, _SYSTEM):
-            continue  # nodes have system folders too
-        if (problem := find_unseen(needed.path, job, at_site=at_site)) is not None:
-            unseen.setdefault(problem, []).append(needed)
-    for problem, paths in unseen.items():
-        found.append(problem.as_finding(", ".join(f"{needed.what} '{needed.path}'" for needed in paths)))
-    return found
+            yield refusal(f"{needed.what} {str(needed.path)!r} is no path.", "Correct it.")
+        elif _is_below(needed.path, job.site.storage.on_nodes):
+            pass  # exists on the nodes alone
+        elif (absent := _absent_root(needed.path, job)) is not None:
+            yield note(f"{name} was not checked here: this machine has no {absent}.")
+        elif wrong := _check_use(needed):
+            yield wrong
+        elif needed.what == _INTERPRETER and _is_below(needed.path, _SYSTEM):
+            pass  # nodes have system folders too
+        elif (problem := find_unseen(needed.path, job, at_site=at_site)) is not None:
+            unseen.setdefault(problem, []).append(name)
+    for problem, names in unseen.items():
+        yield replace(problem, what=f"{problem.what}: {', '.join(names)}.")
 
 
 def needed_paths(job: Job, params: Mapping[str, Any]) -> list[Needed]:
@@ -133,8 +120,8 @@ def nearest_existing(path: Path) -> Path:
     return next((place for place in (path, *path.parents) if place.exists()), Path("/"))
 
 
-def find_unseen(path: Path, job: Job, *, at_site: bool) -> Unseen | None:
-    """Why the nodes may not see a path, according to the file systems in the site's file."""
+def find_unseen(path: Path, job: Job, *, at_site: bool) -> Finding | None:
+    """Why the nodes may not see a path, according to the file systems in the site's file; without the path's name."""
     if job.site.scheduler == "none":  # jobs run on this machine
         return None
     real = Path(os.path.realpath(path))
@@ -144,56 +131,145 @@ def find_unseen(path: Path, job: Job, *, at_site: bool) -> Unseen | None:
             return None
         why = f"not on a file system that the nodes of {job.site.name} see ({', '.join(shared)})"
         if not at_site:
-            return Unseen(
-                "note", f"{why}, nor is this machine the site's", "Copy it there, and submit there."
-            )
-        return Unseen(
-            "error",
+            return note(f"{why}, nor is this machine the site's", "Copy it there, and submit there.")
+        return refusal(
             why,
             f"Move it below {shared[0]}, or name the file system in storage.shared of the site's file.",
         )
     if _is_below(real, _LOCAL) or str(real).startswith(_LOCAL_DISKS):
-        return Unseen(
-            "warning",
+        return warning(
             "on a disk that each machine has of its own, as a rule",
             "Put it on a file system that the nodes see too, or name this one in storage.shared of the site's file.",
         )
-    mount = find_mount(real)
-    if mount is not None and mount.kind in _DISK_TYPES:
-        why = f"on a disk of this machine ({mount.kind}), and whether the nodes see it was not checked"
-        return Unseen("note", why, "--probe asks a node." if job.site.scheduler == "slurm" else "")
+    _, kind = find_mount(real)
+    if kind in _DISK_TYPES:
+        why = f"on a disk of this machine ({kind}), and whether the nodes see it was not checked"
+        return note(why, "--probe asks a node." if job.site.scheduler == "slurm" else "")
     return None
 
 
-def absent_root(path: Path, job: Job) -> str | None:
+def _absent_root(path: Path, job: Job) -> str | None:
     """The site's shared file system that the path is on, where this machine does not have it."""
-    for root in job.site.storage.shared:
-        if _is_below(path, (root,)) and not Path(root).exists():
-            return root
-    return None
+    on = (root for root in job.site.storage.shared if _is_below(path, (root,)))
+    return next((root for root in on if not Path(root).exists()), None)
 
 
 def _is_below(path: Path, roots: tuple[str, ...]) -> bool:
     return any(path == Path(root) or Path(root) in path.parents for root in roots)
 
 
-@dataclass(frozen=True)
-class Mount:
-    """The mount of a path, from /proc."""
+def find_mount(path: Path) -> tuple[str, str]:
+    """Device (/dev/sda1, server:/export) and kind (ext4, nfs, lustre) of the mount that a path is on, or would be.
 
-    device: str  # /dev/sda1, server:/export
-    kind: str  # ext4, nfs, lustre
-
-
-def find_mount(path: Path) -> Mount | None:
-    """The mount that a path is on, or would be; None where the system does not tell."""
+    Both are empty where the system does not tell.
+    """
     try:
         lines = MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
+        return "", ""
+    rows = (line.split() for line in lines)
+    # A later mount covers an earlier one at the same place.
+    mounts = {row[1].replace("\\040", " "): (row[0], row[2]) for row in rows if len(row) >= 3}
+    places = (str(place) for place in (path, *path.parents))
+    return next((mounts[place] for place in places if place in mounts), ("", ""))
+
+
+_URI = re.compile(r"[a-z]+://")
+_HEAD_BYTES = 2048
+_EXT_OFFSET, _EXT_MAGIC = 1080, b"\x53\xef"
+_KNOWN_HEADS = (
+    (b"\x1f\x8b", "a gzip archive: unpack or build it first"),
+    (b"version https://git-lfs", "a pointer of Git LFS, not the file itself: git lfs pull"),
+    (b"<", "a page of HTML or XML: the download failed"),
+    (b"PK\x03\x04", "a zip archive"),
+)
+_GPU_FLAGS = ("--nv", "--nvccli", "--rocm")
+
+
+def check_container(job: Job, *, at_site: bool) -> Iterator[Finding]:
+    container = job.container
+    if container is None:
+        return
+    yield from _check_image(job, container, at_site=at_site)
+    yield from _check_flags(job, container)
+    if shutil.which(container.kind) is None and not job.modules:
+        what = f"there is no {container.kind} on this machine; the nodes may have it."
+        yield note(what, "--probe asks a node.")
+
+
+def _check_image(job: Job, container: Container, *, at_site: bool) -> Iterator[Finding]:
+    path, problem = Path(container.image), None
+    if _URI.match(container.image):
+        yield warning(
+            f"the image is '{container.image}', which each node would fetch; many have no connection to the outside.",
+            "Fetch it before: apptainer pull image.sif URI.",
+        )
+        return
+    if (absent := _absent_root(path, job)) is not None:
+        yield note(f"the image '{path}' was not checked here: this machine has no {absent}.")
+        return
+    try:
+        if path.exists():
+            problem = _problem_of(path, container.kind)
+        elif container.images_on_nodes:
+            yield warning(
+                f"the image '{path}' does not exist here; a copy on the nodes ({container.images_on_nodes[0]}) may.",
+                "Give another one with --image where the job does not find it.",
+            )
+            return
+        else:
+            yield refusal(f"the image '{path}' does not exist.", "Correct --image.")
+            return
+    except PermissionError:
+        problem = "may not be read by you"
+    except OSError as error:
+        problem = f"cannot be read: {error.strerror}"
+    if problem is not None:
+        cure = (
+            "a folder or a SquashFS file with --image: ch-convert NAME image.sqfs makes one."
+            if container.kind == "ch-run"
+            else f"a SIF file or a sandbox with --image: {container.kind} build image.sif portwright.def makes one."
+        )
+        yield refusal(f"the image '{path}' {problem}.", f"Give {cure}")
+    if (unseen := find_unseen(path, job, at_site=at_site)) is not None:
+        yield replace(unseen, what=f"{unseen.what}: the image '{path}'.")
+
+
+def _problem_of(path: Path, kind: str) -> str | None:
+    if path.is_dir():
+        names = {entry.name for entry in path.iterdir()}
+        has = ", ".join(sorted(names)[:5]) or "nothing"
+        is_root = names & {"bin", "usr", ".singularity.d"}
+        return (
+            None if is_root else f"is a folder without bin or usr, so not the root of a system (it has {has})"
+        )
+    with path.open("rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if not head:
+        return "is empty, as a copy that was interrupted"
+    is_squashfs, is_sif = b"hsqs" in head[:64], b"SIF_MAGIC" in head[:64]
+    is_known = is_squashfs or is_sif or head[_EXT_OFFSET:].startswith(_EXT_MAGIC)
+    if is_squashfs and not is_sif if kind == "ch-run" else is_known:
         return None
-    mounts = {}
-    for line in lines:
-        fields = line.split()
-        if len(fields) >= 3:  # a later mount covers an earlier one at the same place
-            mounts[fields[1].replace("\\040", " ")] = Mount(fields[0], fields[2])
-    return next((mounts[str(place)] for place in (path, *path.parents) if str(place) in mounts), None)
+    looks = (f" but {what}" for start, what in _KNOWN_HEADS if head.lstrip().startswith(start))
+    other = " but a SIF file" if is_sif else next(looks, f" (it begins with {head[:12]!r})")
+    return f"is no {'SquashFS' if kind == 'ch-run' else 'SIF'} file{other}"
+
+
+def _check_flags(job: Job, container: Container) -> Iterator[Finding]:
+    on_gpu = get_target(job.target).torch_device == "cuda" and container.kind == "ch-run"
+    left_out = [
+        flag
+        for flag in foreign_flags(job.site, container.kind)
+        if not (on_gpu and flag in _GPU_FLAGS)  # which has a finding of its own
+    ]
+    if left_out:
+        yield note(
+            f"container.flags of {job.site.name} ({' '.join(left_out)}) are not of {container.kind}, which is started without them.",
+            f'Flags of {container.kind} go into a site\'s file that says container.kind = "{container.kind}".',
+        )
+    if on_gpu:
+        yield note(
+            "ch-run shows an image nothing of the node's GPU driver: its libraries must have been put into the image.",
+            "Where that was not done: ch-fromhost --nvidia FOLDER, on a machine with the nodes' driver; a SquashFS file is made of the folder after it.",
+        )

@@ -7,13 +7,14 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from portwright.discover import get_target
 from portwright.errors import suggest
 from portwright.launch.findings import Answer, Finding, Run, note, refusal, warning
 from portwright.launch.job import Job, Resources
-from portwright.launch.partition import Gres, Node, Partition, parse_gres, read_nodes
+from portwright.launch.slurm import Gres, Node, Partition, parse_gres, read_nodes
 
 _MEMORY = re.compile(r"(\d+)([KMGT]?)", re.IGNORECASE)
 _MEGABYTES = {"K": 1 / 1024, "": 1, "M": 1, "G": 1024, "T": 1024 * 1024}
@@ -25,30 +26,26 @@ def check_resources(
     """The job's partition and the findings about it; of several, as in RM,EM, one without errors is enough."""
     asked = job.resources.partition
     if asked is None:
-        default = next((found for found in partitions.values() if found.is_default), None)
-        if default is None:
-            return None, [
-                refusal(
-                    "no partition is given, and SLURM has no default.",
-                    f"Give --partition. {suggest('', partitions)}",
-                )
-            ]
-        return default, _check_one(job, default, run)
-    tried: list[tuple[Partition, list[Finding]]] = []
-    unknown = []
-    for name in filter(None, asked.split(",")):
-        if name in partitions:
-            tried.append((partitions[name], _check_one(job, partitions[name], run)))
-        else:
-            unknown.append(refusal(f"SLURM has no partition '{name}'.", suggest(name, partitions)))
-    if unknown or not tried:
-        return None, unknown or [refusal(f"the partition is '{asked}'.", suggest(asked, partitions))]
+        names = [found.name for found in partitions.values() if found.is_default][:1]
+        what, cure = (
+            "no partition is given, and SLURM has no default.",
+            f"Give --partition. {suggest('', partitions)}",
+        )
+    else:
+        names = [name for name in asked.split(",") if name]
+        what, cure = f"the partition is '{asked}'.", suggest(asked, partitions)
+    if not names:
+        return None, [refusal(what, cure)]
+    if unknown := [name for name in names if name not in partitions]:
+        return None, [refusal(f"SLURM has no partition '{x}'.", suggest(x, partitions)) for x in unknown]
+    tried = [(partitions[name], list(_check_one(job, partitions[name], run))) for name in names]
     return min(tried, key=lambda one: sum(finding.level == "error" for finding in one[1]))
 
 
-def _check_one(job: Job, partition: Partition, run: Run) -> list[Finding]:
-    found = [*_check_open(job, partition, run), *_check_size(job.resources, partition, run)]
-    return [*found, *check_gpus(job, partition, run)]
+def _check_one(job: Job, partition: Partition, run: Run) -> Iterator[Finding]:
+    yield from _check_open(job, partition, run)
+    yield from _check_size(job.resources, partition, run)
+    yield from _check_gpus(job, partition, run)
 
 
 def _check_open(job: Job, partition: Partition, run: Run) -> Iterator[Finding]:
@@ -91,18 +88,21 @@ def _check_size(asked: Resources, partition: Partition, run: Run) -> Iterator[Fi
     for wanted in parse_gres(asked.gres or ""):
         fitting = [node for node in fitting if node.num_of(wanted) >= wanted.count]
         if not fitting:
-            yield refusal(*_no_gres(str(wanted), name, nodes))
+            has = sorted({str(gres) for node in nodes for gres in node.gres})
+            told = f"The partition has a node: {', '.join(has)}." if has else "Its nodes have no devices."
+            cure = f"{told} Correct --gres, or choose another --partition ('sinfo -o \"%P %G\"')."
+            yield refusal(f"no node of the partition {name} has {wanted}.", cure)
             return
-    if needed := _megabytes(asked.memory):
-        with_memory = [node for node in fitting if node.memory_mb >= needed]
-        if not with_memory:
-            largest = max(node.memory_mb for node in fitting)
-            yield refusal(
-                f"no node of {name} that serves has {asked.memory} of memory; the largest has {largest // 1024}G.",
-                "Ask for less with --memory, or choose another --partition.",
-            )
-            return
-        fitting = with_memory
+    size = _MEMORY.fullmatch(asked.memory or "")
+    needed = int(size[1]) * _MEGABYTES[size[2].upper()] if size else 0
+    largest = max(node.memory_mb for node in fitting)
+    if needed > largest:
+        yield refusal(
+            f"no node of {name} that serves has {asked.memory} of memory; the largest has {largest // 1024}G.",
+            "Ask for less with --memory, or choose another --partition.",
+        )
+        return
+    fitting = [node for node in fitting if node.memory_mb >= needed]
     if asked.nodes is not None and asked.nodes > len(fitting):
         yield refusal(
             f"only {len(fitting)} node(s) of {name} have what the job asks for a node, received --nodes {asked.nodes}.",
@@ -116,15 +116,6 @@ def _check_size(asked: Resources, partition: Partition, run: Run) -> Iterator[Fi
             f"all nodes of {name} that serve are out of service now ({states}).",
             "The job waits until one is back; see 'sinfo -R' for the reason.",
         )
-
-
-def _no_gres(wanted: str, partition: str, nodes: list[Node]) -> tuple[str, str]:
-    has = sorted({str(gres) for node in nodes for gres in node.gres})
-    told = f"The partition has a node: {', '.join(has)}." if has else "Its nodes have no devices."
-    return (
-        f"no node of the partition {partition} has {wanted}.",
-        f"{told} Correct --gres, or choose another --partition ('sinfo -o \"%P %G\"').",
-    )
 
 
 def _check_cpus(
@@ -150,51 +141,40 @@ def _check_cpus(
         )
 
 
-def _megabytes(text: str | None) -> float:
-    found = _MEMORY.fullmatch(text or "")
-    return int(found[1]) * _MEGABYTES[found[2].upper()] if found else 0
-
-
 # -- the account ---------------------------------------------------------------------------------------------------
 
 
-def check_account(job: Job, run: Run, *, at_site: bool) -> list[Finding]:
-    found = _check_account(job, run, at_site=at_site)
-    return [] if found is None else [found]
-
-
-def _check_account(job: Job, run: Run, *, at_site: bool) -> Finding | None:
+def check_account(job: Job, run: Run, *, at_site: bool) -> Iterator[Finding]:
     """Checks that the account is given where it must be, has the site's form, and is one of the user's."""
     rules, account, site = job.site.job, job.resources.account, job.site.name
     groups = run(["id", "-Gn"]).out.split() if rules.account_lower else []
     if account is None:
-        yours = f" Your groups: {', '.join(groups)}." if groups and at_site else ""
-        cure = f"Give --account PROJECT.{yours}"
-        is_needed = rules.account == "required"
-        return refusal(f"{site} charges an account, and none is given.", cure) if is_needed else None
-    if rules.account == "none":
-        return warning(f"{site} has no accounts, received '{account}'.", "Leave --account out.")
-    if rules.account_lower and account != account.lower():
+        if rules.account == "required":
+            yours = f" Your groups: {', '.join(groups)}." if groups and at_site else ""
+            yield refusal(f"{site} charges an account, and none is given.", f"Give --account PROJECT.{yours}")
+    elif rules.account == "none":
+        yield warning(f"{site} has no accounts, received '{account}'.", "Leave --account out.")
+    elif rules.account_lower and account != account.lower():
         what = f"accounts of {site} are written in small letters, received '{account}'."
-        return refusal(what, f"Give --account {account.lower()}.")
-    known = _accounts_of_user(run) if at_site else set()
-    if known and account.lower() not in {name.lower() for name in known}:
-        return refusal(f"SLURM knows no account '{account}' of yours.", suggest(account, known))
-    if known or not at_site:
-        return None
-    if not groups:
-        return note(f"the account '{account}' was not checked here: SLURM's accounting does not answer.")
-    if account in groups:
-        return None
-    return warning(
-        f"{site} charges groups, and '{account}' is not among yours, nor does SLURM's accounting answer.",
-        suggest(account, groups),
-    )
+        yield refusal(what, f"Give --account {account.lower()}.")
+    elif not at_site:
+        return
+    elif known := _accounts_of_user(run):
+        if account.lower() not in {name.lower() for name in known}:
+            yield refusal(f"SLURM knows no account '{account}' of yours.", suggest(account, known))
+    elif not groups:
+        yield note(f"the account '{account}' was not checked here: SLURM's accounting does not answer.")
+    elif account not in groups:
+        yield warning(
+            f"{site} charges groups, and '{account}' is not among yours, nor does SLURM's accounting answer.",
+            suggest(account, groups),
+        )
 
 
 def _accounts_of_user(run: Run) -> set[str]:
     answer = Answer(None)
-    if (user := _user_name()) is not None:
+    with suppress(KeyError, OSError):  # a user without a name; the type depends on Python's version
+        user = getpass.getuser()
         answer = run(["sacctmgr", "-nP", "show", "assoc", f"user={user}", "format=account"])
     if not answer.is_good or not answer.out.strip():
         answer = run(["sshare", "-nPU", "-o", "Account"])
@@ -202,13 +182,6 @@ def _accounts_of_user(run: Run) -> set[str]:
         return set()
     names = (line.split("|")[0].strip() for line in answer.out.splitlines())
     return {name for name in names if name and not name.startswith("-") and name != "Account"}
-
-
-def _user_name() -> str | None:
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):  # a user without a name; the type depends on Python's version
-        return None
 
 
 # -- a GPU for each task: torch drives one a process, that of the task's number on its node -------------------------
@@ -219,14 +192,6 @@ _GPU_FLAG = re.compile(r"-G|--gpu|--gres|--tres|--ntasks-per-gpu")
 _ANY_GPU = Gres("gpu", None, 1)
 _TASKS_A_NODE = "--ntasks-per-node"
 _NO_REQUESTS = ("--gpu-bind", "--gpu-freq", "--gres-flags")
-
-
-@dataclass(frozen=True)
-class _AskedGpus:
-    """GPUs that a job asks for, by task, by node and in all; infinite where it sets no such number."""
-
-    per_node: float = math.inf
-    in_all: float = math.inf
 
 
 @dataclass(frozen=True)
@@ -242,47 +207,36 @@ class _Tasks:
         return math.ceil(self.count / self.num_nodes)
 
 
-def check_gpus(job: Job, partition: Partition, run: Run) -> list[Finding]:
+def _check_gpus(job: Job, partition: Partition, run: Run) -> Iterator[Finding]:
     """An error where some task is certain to get no GPU; nothing where that is up to SLURM."""
     count = max((step.ntasks for step in job.steps if step.tasks == "parallel"), default=1)
     if (
         get_target(job.target).torch_device != "cuda"
         or count == 1
         or any(_GPU_FLAG.match(flag) for flag in job.site.launch.srun)
+        or (asked := _read_asked(job.resources)) is None
+        or count <= min(asked)
     ):
-        return []
-    asked = _read_asked(job.resources)
-    if asked is None:
-        return []
-    tasks = _Tasks(count, job.resources.nodes or _most_nodes(partition))
-    if count <= min(asked.per_node, asked.in_all):
-        return []
-    found = _check_placing(asked, tasks, job.resources, partition, run)
-    return [] if found is None else [found]
-
-
-def _check_placing(
-    asked: _AskedGpus, tasks: _Tasks, given: Resources, partition: Partition, run: Run
-) -> Finding | None:
+        return
+    (per_node, in_all), given = asked, job.resources
+    tasks = _Tasks(count, given.nodes or _most_nodes(partition))
     nodes, needs = read_nodes(partition.name, run), "each task needs one of its own."
     if _gives_whole_nodes(given, partition, run):
         most = max((node.num_of(_ANY_GPU) for node in nodes), default=0)
         what = f"{tasks.a_node} tasks train on a node, and nodes of {partition.name} have at most {most} GPU(s): {needs}"
         if 0 < most < tasks.a_node:
-            fitting = f"--ntasks {most * int(tasks.num_nodes)}, or --nodes {math.ceil(tasks.count / most)}"
-            return refusal(what, f"Give {fitting}.")
-        return None
-    if tasks.a_node > asked.per_node:
-        what = f"{tasks.a_node} tasks train on a node, and the job asks for {asked.per_node} GPU(s) a node: {needs}"
-        return refusal(what, f"Give {', or '.join(_cures(asked.per_node, tasks, given, partition, nodes))}.")
-    if tasks.count > asked.in_all:
-        what = f"{tasks.count} tasks train, and {_IN_ALL}={asked.in_all} asks for {asked.in_all} GPU(s) in all: {needs}"
-        return refusal(what, f"Give --flag={_IN_ALL}={tasks.count}, or --ntasks {asked.in_all}.")
-    if _most_on_a_node(given, tasks, nodes) > asked.per_node:
-        what = f"SLURM may place more than {asked.per_node} of the {tasks.count} tasks on one node, where the job asks for {asked.per_node} GPU(s)."
-        num_nodes = given.nodes or math.ceil(tasks.count / asked.per_node)
-        return warning(what, f"Give --flag={_TASKS_A_NODE}={math.ceil(tasks.count / num_nodes)}.")
-    return None
+            fitting = f"--ntasks {most * int(tasks.num_nodes)}, or --nodes {math.ceil(count / most)}"
+            yield refusal(what, f"Give {fitting}.")
+    elif tasks.a_node > per_node:
+        what = f"{tasks.a_node} tasks train on a node, and the job asks for {per_node} GPU(s) a node: {needs}"
+        yield refusal(what, f"Give {', or '.join(_cures(per_node, tasks, given, partition, nodes))}.")
+    elif count > in_all:
+        what = f"{count} tasks train, and {_IN_ALL}={in_all} asks for {in_all} GPU(s) in all: {needs}"
+        yield refusal(what, f"Give --flag={_IN_ALL}={count}, or --ntasks {in_all}.")
+    elif _most_on_a_node(given, tasks, nodes) > per_node:
+        what = f"SLURM may place more than {per_node} of the {count} tasks on one node, where the job asks for {per_node} GPU(s)."
+        num_nodes = given.nodes or math.ceil(count / per_node)
+        yield warning(what, f"Give --flag={_TASKS_A_NODE}={math.ceil(count / num_nodes)}.")
 
 
 def _most_nodes(partition: Partition) -> float:
@@ -319,8 +273,8 @@ def _asking_for(count: int, asked: Resources) -> str:
     return f"--gres {','.join(map(str, more))}"
 
 
-def _read_asked(asked: Resources) -> _AskedGpus | None:
-    """Reads the GPU flags; None where one of them is not understood."""
+def _read_asked(asked: Resources) -> tuple[float, float] | None:
+    """The GPUs that flags ask for, by node and in all; infinite without such a flag, None where one is not understood."""
     by_type = {gres.type: gres.count for gres in parse_gres(asked.gres or "") if gres.name == "gpu"}
     counts: dict[str, int] = {}
     for name, value in _flags(asked).items():
@@ -334,10 +288,9 @@ def _read_asked(asked: Resources) -> _AskedGpus | None:
         if name == _PER_NODE:  # the same as --gres
             for device in devices:
                 by_type[device.type] = max(device.count, by_type.get(device.type, 0))
-    per_node = sum(by_type.values()) or math.inf
     if _PER_TASK in counts:  # each task has its own, on any node
         return None
-    return _AskedGpus(per_node, counts.get(_IN_ALL, math.inf))
+    return sum(by_type.values()) or math.inf, counts.get(_IN_ALL, math.inf)
 
 
 def _flags(asked: Resources) -> Mapping[str, str]:

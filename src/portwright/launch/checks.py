@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from portwright.errors import UserError
-from portwright.launch.check_image import check_container
-from portwright.launch.check_paths import check_paths, nearest_existing, needed_paths
+from portwright.launch.check_paths import check_container, check_paths, nearest_existing, needed_paths
 from portwright.launch.check_resources import check_account, check_resources
-from portwright.launch.check_space import check_space
-from portwright.launch.check_time import check_time
+from portwright.launch.check_run import check_space, check_time
 from portwright.launch.explain import explain_text
 from portwright.launch.findings import Answer, Finding, Run, note, refusal, run_program, warning
 from portwright.launch.job import Job
-from portwright.launch.partition import read_partitions
 from portwright.launch.script import render_job
+from portwright.launch.slurm import read_partitions
 from portwright.launch.task_script import container_of, render_task
 from portwright.launch.words import quote
 
@@ -33,42 +31,35 @@ def check_job(
     Where this machine is not the site's (its scheduler does not answer), checks that need the site become notes.
     `probe` also asks a node, which takes a place in the queue for a moment.
     """
-    if job.site.scheduler != "slurm":
-        at_site = job.site.scheduler == "none" or run(["csctl", "--version"]).is_good
-        found = [] if at_site else [_not_here(job, "csctl does not answer")]
-        found += check_time(job, params, None)
-        return found + _check_files(job, params, run, at_site=at_site)
-
-    found = []
-    partitions, silence = read_partitions(run)
-    if partitions is None:
-        found.append(_not_here(job, silence))
-    found += check_account(job, run, at_site=partitions is not None)
-    chosen = None
+    partitions, chosen, silence = None, None, ""
+    found: list[Finding] = []
+    if job.site.scheduler == "slurm":
+        partitions, silence = read_partitions(run)
+    elif job.site.scheduler == "csctl" and not run(["csctl", "--version"]).is_good:
+        silence = "csctl does not answer"
+    at_site = not silence
+    if silence:
+        what = f"account, partition, devices and limits of {job.site.name} were not checked here: {silence}."
+        found.append(note(what, "Submit on a login node of the site."))
+    if job.site.scheduler == "slurm":
+        found += check_account(job, run, at_site=at_site)
     if partitions is not None:
         chosen, told = check_resources(job, partitions, run)
         found += told
     found += check_time(job, params, chosen)
-    is_refused = any(finding.level == "error" for finding in found)
-    found += _check_files(job, params, run, at_site=partitions is not None)
+    is_refused = _has_error(found)
+    found += check_paths(job, params, at_site=at_site)
+    found += check_container(job, at_site=at_site)
+    found += check_space(job, params, run, at_site=at_site)
     if partitions is not None and not is_refused:
-        found += check_test_only(job, run)
-        if probe and not any(finding.level == "error" for finding in found):
-            found += probe_node(job, params, run)
+        found += _check_test_only(job, run)
+        if probe and not _has_error(found):
+            found += _probe_node(job, params, run)
     return found
 
 
-def _check_files(job: Job, params: Mapping[str, Any], run: Run, *, at_site: bool) -> list[Finding]:
-    found = check_paths(job, params, at_site=at_site)
-    found += check_container(job, at_site=at_site)
-    return found + check_space(job, params, run, at_site=at_site)
-
-
-def _not_here(job: Job, why: str) -> Finding:
-    return note(
-        f"account, partition, devices and limits of {job.site.name} were not checked here: {why}.",
-        "Submit on a login node of the site.",
-    )
+def _has_error(found: list[Finding]) -> bool:
+    return any(finding.level == "error" for finding in found)
 
 
 _START = re.compile(r"to start at (?P<time>\S+) using .* on nodes? (?P<nodes>\S+)")
@@ -85,28 +76,26 @@ echo "{_MARK} done"
 """
 
 
-def check_test_only(job: Job, run: Run) -> list[Finding]:
+def _check_test_only(job: Job, run: Run) -> Iterator[Finding]:
     """Has sbatch read the script and say whether and when it would start; nothing is submitted."""
     try:
         text = render_job(job)
     except UserError as error:
-        return [refusal(error.message, error.cure)]
+        yield refusal(error.message, error.cure)
+        return
     with tempfile.TemporaryDirectory(prefix="portwright-") as folder:
         script = Path(folder) / "job.sh"
         script.write_text(text, encoding="utf-8")
         answer = run(["sbatch", "--test-only", str(script)])
     if answer.status is None:
-        return [note(f"sbatch --test-only was not asked: {answer.words}.")]
-    said = f"{answer.err}\n{answer.out}"
-    if answer.is_good:
-        start = _START.search(said)
-        if start is None:
-            return []
-        return [note(f"SLURM would start it about {start['time']} on {start['nodes']}.")]
-    return [_refused("sbatch refuses the job", answer)]
+        yield note(f"sbatch --test-only was not asked: {answer.words}.")
+    elif not answer.is_good:
+        yield _refused("sbatch refuses the job", answer)
+    elif start := _START.search(f"{answer.err}\n{answer.out}"):
+        yield note(f"SLURM would start it about {start['time']} on {start['nodes']}.")
 
 
-def probe_node(job: Job, params: Mapping[str, Any], run: Run) -> list[Finding]:
+def _probe_node(job: Job, params: Mapping[str, Any], run: Run) -> Iterator[Finding]:
     """Asks a node of the partition whether it sees the job's paths, and whether the container starts there."""
     asked = job.resources
     srun = ["srun", "--quiet", "--ntasks=1", "--cpus-per-task=1", "--time=2", f"--job-name=probe-{job.name}"]
@@ -128,24 +117,25 @@ def probe_node(job: Job, params: Mapping[str, Any], run: Run) -> list[Finding]:
     answer = run([*srun, "/bin/sh", "-c", _PROBE, "probe", *tests], timeout_seconds=_PROBE_SECONDS)
     if f"{_MARK} done" not in answer.out:
         if answer.status is None or "Unable to allocate resources" in answer.err:
-            return [warning(f"no node could be asked: {answer.words}.", "Submit without --probe.")]
-        return [_refused("the probe failed on the node", answer)]
-    found = []
-    for kind, path in re.findall(rf"^{_MARK} ([rw]) (.*)$", answer.out, re.MULTILINE):
-        verb = "read" if kind == "r" else "write"
-        found.append(
-            refusal(
-                f"a node cannot {verb} '{path}'.",
-                "Put it on a file system that the nodes see, with rights for you.",
-            )
-        )
-    if found or container_of(job) is None:
-        return found or [note("a node sees all paths of the job.")]
+            yield warning(f"no node could be asked: {answer.words}.", "Submit without --probe.")
+        else:
+            yield _refused("the probe failed on the node", answer)
+        return
+    unseen = re.findall(rf"^{_MARK} ([rw]) (.*)$", answer.out, re.MULTILINE)
+    for kind, path in unseen:
+        cure = "Put it on a file system that the nodes see, with rights for you."
+        yield refusal(f"a node cannot {'read' if kind == 'r' else 'write'} '{path}'.", cure)
+    if unseen:
+        return
+    if container_of(job) is None:
+        yield note("a node sees all paths of the job.")
+        return
     words = ["/bin/bash", "-c", _start_script(job), "task.sh", _STEP, "true"]
     start = run([*srun, *words], timeout_seconds=_PROBE_SECONDS)
     if start.is_good:
-        return [note("a node sees all paths of the job, and the container starts there.")]
-    return [_refused("the container does not start on a node", start)]
+        yield note("a node sees all paths of the job, and the container starts there.")
+    else:
+        yield _refused("the container does not start on a node", start)
 
 
 def _start_script(job: Job) -> str:
@@ -164,9 +154,7 @@ def _start_script(job: Job) -> str:
 
 
 def _refused(what: str, answer: Answer) -> Finding:
+    for first in explain_text(f"{answer.err}\n{answer.out}\n"):
+        return refusal(f"{what}: {first.text.rstrip('.')}. {first.meaning}", first.cure)
     said = answer.words or f"status {answer.status}"
-    told = explain_text(f"{answer.err}\n{answer.out}\n")
-    if not told:
-        return refusal(f"{what}: {said}.", "See 'man sbatch' for what it names.")
-    first = told[0]
-    return refusal(f"{what}: {first.text.rstrip('.')}. {first.meaning}", first.cure)
+    return refusal(f"{what}: {said}.", "See 'man sbatch' for what it names.")

@@ -88,10 +88,11 @@ def foreign_flags(site: Site, kind: Kind) -> tuple[str, ...]:
 
 
 def _find_kind(name: str) -> Kind:
-    for kind in KINDS:
-        if name == kind:
-            return kind
-    raise UserError(f"'{name}' runs no containers that are known here.", suggest(name, [*KINDS, "none"]))
+    if name not in KINDS:
+        raise UserError(
+            f"--container: '{name}' runs no containers that are known here.", suggest(name, [*KINDS, "none"])
+        )
+    return KINDS[KINDS.index(name)]
 
 
 def _find_image(named: str, kind: Kind) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -52,20 +52,15 @@ def cancel_jobs(label: str) -> list[str]:
             ended.append(job.name)
         except UserError as error:
             failed[job.name] = error
-    if failed:
-        _tell_failures(label, ended, failed)
-    return ended
-
-
-def _tell_failures(label: str, ended: Sequence[str], failed: Mapping[str, UserError]) -> None:
-    """Raises the failures of jobs that have still not ended; many end by themselves when the first one does."""
-    left = {job.name for job in list_jobs(label) if not job.is_ended}
+    # Many end by themselves when the first one does: what has ended meanwhile is no failure.
+    left = {job.name for job in list_jobs(label) if not job.is_ended} if failed else {}
     reasons = [error.message for name, error in failed.items() if name in left]
     if reasons:
         before = f"ended {', '.join(ended)} on the cluster, but " if ended else ""
         raise UserError(
             before + " ".join(reasons), f"See 'csctl get jobs'; what runs is under the label {label}."
         )
+    return ended
 
 
 def _my_names() -> set[str]:

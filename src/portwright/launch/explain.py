@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Literal
@@ -63,7 +64,7 @@ class LogReport:
 @dataclass
 class _Record:
     hit: Hit
-    count: int = 1
+    count: int = 0
 
 
 @dataclass
@@ -97,6 +98,14 @@ def read_log(path: Path | str) -> LogReport:
         ) from error
 
 
+def errors_by_run(explanations: Sequence[Explanation]) -> tuple[list[Explanation], list[Explanation]]:
+    """The errors of the last run of a step that failed, and those of the runs before it."""
+    errors = [found for found in explanations if found.level == "error"]
+    runs = [(found.step, found.attempt) for found in errors]
+    last = [found for found, run in zip(errors, runs, strict=True) if run == runs[-1]]
+    return last, [found for found in errors if found not in last]
+
+
 def explain_text(text: str) -> list[Explanation]:
     """The same for the output of a program."""
     return list(scan_log(io.BytesIO(text.encode("utf-8", errors="replace"))).explanations)
@@ -106,7 +115,10 @@ def scan_log(file: BinaryIO) -> LogReport:
     """Reads a log from a stream, once and in constant memory."""
     errors = load_errors()
     undoing = {error.undone_by: error.name for error in errors if error.undone_by is not None}
-    hidden = tuple(_undoing_entry(text) for text in undoing)
+    # These find lines which say that an earlier error is overcome.
+    hidden = tuple(
+        KnownError(f"undone by {text}", "hidden", (text,), None, "", "", "", ()) for text in undoing
+    )
     scan = LogScan(file, (*hidden, *errors))
     regions, attempts, is_done = [_Region()], dict[str, int](), False
     for hit in scan.hits():
@@ -131,10 +143,6 @@ def scan_log(file: BinaryIO) -> LogReport:
     return LogReport(tuple(found), tuple(scan.tail()), scan.num_lines, is_done)
 
 
-def _undoing_entry(text: str) -> KnownError:  # finds lines which say that an earlier error is overcome
-    return KnownError(f"undone by {text}", "hidden", (text,), None, "", "", "", ())
-
-
 def _take(region: _Region, hit: Hit) -> bool:
     error = hit.error
     if error.kind == "hidden":
@@ -142,7 +150,7 @@ def _take(region: _Region, hit: Hit) -> bool:
         return False
     if error.within is not None and hit.line - region.traceback_line > _TRACEBACK_LINES:
         return False
-    record = region.records.setdefault(error.name, _Record(hit, 0))
+    record = region.records.setdefault(error.name, _Record(hit))
     record.count += 1
     if error.kind == "symptom":
         region.num_symptoms += 1
@@ -247,14 +255,11 @@ def find_log(text: str) -> Path:
 
 def write_report(report: LogReport, name: str) -> str:
     """The report for a person: why the job ended, then earlier failures, then notes."""
-    errors = [found for found in report.explanations if found.level == "error"]
+    final, earlier = errors_by_run(report.explanations)
     notes = [found for found in report.explanations if found.level == "note"]
     counted = f"{name}: {report.num_lines} line{'s' * (report.num_lines != 1)}"
     lines: list[str] = []
-    if errors:
-        last = (errors[-1].step, errors[-1].attempt)
-        final = [found for found in errors if (found.step, found.attempt) == last]
-        earlier = [found for found in errors if (found.step, found.attempt) != last]
+    if final:
         lines += [f"{counted}. What went wrong{_where(final[0])}:", *_full_lines(final[0])]
         if final[1:]:
             lines += ["", "Said after it, and perhaps because of it:", *_brief_lines(final[1:])]
@@ -266,7 +271,11 @@ def write_report(report: LogReport, name: str) -> str:
         lines += [f"{name} is empty: the job has written nothing."]
         lines += ["Look whether it has begun ('portwright jobs'), and whether its log is another file."]
     else:
-        lines += [f"{counted}. Nothing in it is known as an error.", *_look_at(report)]
+        lines += [
+            f"{counted}. Nothing in it is known as an error.",
+            "Look at the last lines, and upwards from them for the first that says error, failed or Traceback:",
+            *(f"  {text}" for text in report.tail),
+        ]
     if notes:
         lines += ["", "Worth knowing:", *_brief_lines(notes)]
     return "\n".join(lines)
@@ -300,10 +309,3 @@ def _where(found: Explanation) -> str:
     if not found.step:
         return ""
     return f" in {found.step}" + (f", attempt {found.attempt}" if found.attempt > 1 else "")
-
-
-def _look_at(report: LogReport) -> list[str]:
-    return [
-        "Look at the last lines, and upwards from them for the first that says error, failed or Traceback:",
-        *(f"  {text}" for text in report.tail),
-    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -41,6 +41,7 @@ class Answer:
     status: int | None
     out: str = ""
     err: str = ""
+    is_late: bool = False  # did not answer in time
 
     @property
     def is_good(self) -> bool:
@@ -59,38 +60,29 @@ class Run(Protocol):
     def __call__(self, words: Sequence[str], *, timeout_seconds: float = TIMEOUT_SECONDS) -> Answer: ...
 
 
-def run_program(words: Sequence[str], *, timeout_seconds: float = TIMEOUT_SECONDS) -> Answer:
+def run_program(
+    words: Sequence[str], *, timeout_seconds: float = TIMEOUT_SECONDS, cwd: Path | None = None
+) -> Answer:
     """Calls a program without SLURM's variables of an allocation that this shell may sit in."""
     if shutil.which(words[0]) is None:
         return Answer(None, err=f"there is no program {words[0]} here")
     try:
-        done = call_program(words, timeout_seconds, env=plain_environment())
+        done = subprocess.run(
+            list(words),
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_seconds,
+            stdin=subprocess.DEVNULL,
+            check=False,
+            cwd=cwd,
+            env=plain_environment(),
+        )
     except subprocess.TimeoutExpired:
-        return Answer(None, err=f"{words[0]} did not answer within {timeout_seconds:.0f} s")
+        return Answer(None, err=f"{words[0]} did not answer within {timeout_seconds:.0f} s", is_late=True)
     except OSError as error:
         return Answer(None, err=f"{words[0]} cannot be started: {error}")
     return Answer(done.returncode, done.stdout, done.stderr)
-
-
-def call_program(
-    words: Sequence[str],
-    timeout_seconds: float,
-    *,
-    cwd: Path | None = None,
-    env: Mapping[str, str] | None = None,
-) -> subprocess.CompletedProcess[str]:
-    """Runs a program to its end; the caller handles a failure."""
-    return subprocess.run(
-        list(words),
-        capture_output=True,
-        text=True,
-        errors="replace",
-        timeout=timeout_seconds,
-        stdin=subprocess.DEVNULL,
-        check=False,
-        cwd=cwd,
-        env=env,
-    )
 
 
 def plain_environment() -> dict[str, str]:

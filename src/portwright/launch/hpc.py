@@ -20,18 +20,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from portwright.errors import UserError, suggest
+from portwright.errors import UserError
 from portwright.job.problems import check_model
 from portwright.job.section import Section
 from portwright.launch.job import Step
 from portwright.launch.words import variables_in
-
-if TYPE_CHECKING:
-    from portwright.launch.planning import Request
 
 STEPS = ("compile", "run")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -94,40 +91,6 @@ class HpcParams(Section):
     run: RunSection = RunSection()
 
 
-def refuse_beside(request: Request) -> None:
-    """Refuses options that only a training has, since the SDK's programs would ignore them."""
-    one_task = "Leave it out: each step is one task."
-    brings = "Leave it out: cslc and cs_python bring their own container."
-    place = (
-        "Leave it out: the steps run in the program's folder, and compile.output names what cslc makes there."
-    )
-    picks = "Leave it out; --steps compile or --steps run picks one."
-    refused = (
-        (request.mode != type(request).mode, f"--mode is '{request.mode}'", picks),
-        (request.ntasks not in (None, 1), f"--ntasks is {request.ntasks}", one_task),
-        (request.tasks is not None, f"--tasks is '{request.tasks}'", one_task),
-        (request.container not in (None, "none"), f"--container is '{request.container}'", brings),
-        (request.image is not None, f"--image is '{request.image}'", brings),
-        (bool(request.binds), "--bind is given", brings),
-        (request.packages is not None, "--packages is given", brings),
-        (request.model_dir is not None, f"--model_dir is '{request.model_dir}'", place),
-    )
-    for is_given, what, cure in refused:
-        if is_given:
-            raise UserError(f"{what}, and --hpc compiles and runs programs of the Cerebras SDK.", cure)
-
-
-def choose_hpc_steps(given: str | None) -> tuple[str, ...]:
-    """The steps that --steps names, in their order; both where it names none."""
-    if given is None:
-        return STEPS
-    named = [part.strip() for part in given.split(",")]
-    for name in named:
-        if name not in STEPS:
-            raise UserError(f"--steps names '{name}', and --hpc has compile and run.", suggest(name, STEPS))
-    return tuple(name for name in STEPS if name in named)
-
-
 def hpc_steps(folder: Path, params: Mapping[str, Any], names: Sequence[str] = STEPS) -> tuple[Step, ...]:
     """The chain of a folder with a CSL program: compile, then run; both in that folder, and not in the job's container."""
     given, problems = check_model(HpcParams, params, ())
@@ -141,7 +104,17 @@ def hpc_steps(folder: Path, params: Mapping[str, Any], names: Sequence[str] = ST
                 "Name the program in compile.source, and the host's script in run.script.",
             )
     words = {"compile": _compile_words(given), "run": _run_words(given)}
-    return tuple(_step(name, folder, words[name]) for name in names)
+    return tuple(
+        Step(
+            name,
+            1,
+            tuple(words[name]),
+            literal=tuple(place for place, word in enumerate(words[name]) if variables_in(word)),
+            folder=folder,
+            contained=False,
+        )
+        for name in names
+    )
 
 
 def needs_machine(steps: Sequence[Step]) -> bool:
@@ -158,14 +131,11 @@ def lacks_compiled(folder: Path, steps: Sequence[Step]) -> str | None:
     return None if variables_in(output) or (folder / output).is_dir() else output
 
 
-def _step(name: str, folder: Path, words: list[str]) -> Step:
-    literal = tuple(place for place, word in enumerate(words) if variables_in(word))
-    return Step(name, 1, tuple(words), literal=literal, folder=folder, contained=False)
-
-
 def _compile_words(given: HpcParams) -> list[str]:
     told = given.compile
-    words = [_program(given, "cslc"), f"--arch={told.arch}", _file(told.source)]
+    # so that a name is not taken for a flag
+    source = told.source if told.source.startswith(("/", "./", "../")) else f"./{told.source}"
+    words = [_program(given, "cslc"), f"--arch={told.arch}", source]
     words += [f"--fabric-dims={_pair(told.fabric_dims)}", f"--fabric-offsets={_pair(told.fabric_offsets)}"]
     if told.params:
         words.append(f"--params={_named_values(told.params)}")
@@ -187,11 +157,6 @@ def _run_words(given: HpcParams) -> list[str]:
 
 def _program(given: HpcParams, name: str) -> str:
     return name if given.sdk is None else f"{given.sdk.rstrip('/')}/{name}"
-
-
-def _file(name: str) -> str:
-    """A name that cannot be taken for a flag."""
-    return name if name.startswith(("/", "./", "../")) else f"./{name}"
 
 
 def _pair(pair: tuple[int, int]) -> str:

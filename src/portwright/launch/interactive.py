@@ -110,11 +110,6 @@ def _srun_flags(request: Request, site: Site, defaults: JobDefaults, account: st
         "--partition": request.partition,
     }
     own = [flag for flag in site.interactive.flags if given.get(flag.partition("=")[0]) is None]
-    flags = [
-        f"{name}={value}" for name, value in asked.items() if value is not None and not _names(own, name)
-    ]
+    said = {flag.partition("=")[0] for flag in own}
+    flags = [f"{name}={x}" for name, x in asked.items() if x is not None and name not in said]
     return [*flags, *defaults.flags, *own]
-
-
-def _names(flags: Sequence[str], name: str) -> bool:
-    return any(flag.partition("=")[0] == name for flag in flags)

@@ -1,7 +1,9 @@
-"""Starts, queries and ends jobs without a scheduler; each has a supervisor process (supervisor.py), which runs job.sh."""
+"""Jobs without a scheduler: started, queried and ended here; each has a supervisor process, which runs job.sh, and runs it again where a scheduler would requeue it."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
 import json
 import os
 import signal
@@ -9,23 +11,29 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from portwright.errors import UserError
+from portwright.errors import PortwrightError, UserError
 from portwright.job.atomic import atomic_write_text
 from portwright.launch.job import MANIFEST
 from portwright.launch.process_tree import (
     KILL_WAIT_SECONDS,
     Ending,
     Process,
+    adopt_orphans,
     command_words,
+    die_with_parent,
     living,
     machine,
     marked,
+    own_descendants,
     parent,
+    wait_for_a_child,
 )
+from portwright.launch.run_files import newest_step
 from portwright.launch.slurm import ENDED, SlurmState
 from portwright.launch.times import now
 
@@ -47,7 +55,7 @@ def own_record() -> dict[str, Any]:
 
 def start(folder: Path, *, minutes: int | None = None, grace_seconds: int = 120, max_retries: int = 3) -> str:
     """Starts a job's supervisor and gives its process number; it goes on when the terminal is closed."""
-    words = [sys.executable, "-m", "portwright.launch.supervisor", str(folder)]
+    words = [sys.executable, "-m", "portwright.launch.local", str(folder)]
     words += [f"--grace-seconds={grace_seconds}", f"--max-retries={max_retries}"]
     words += [] if minutes is None else [f"--minutes={minutes}"]
     try:
@@ -190,3 +198,111 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):  # not there, or being written by an old file system
         return {}
     return values if isinstance(values, dict) else {}
+
+
+_LOOK_SECONDS = 0.5
+
+
+class Supervisor:
+    """Runs job.sh until it has ended for good."""
+
+    def __init__(self, folder: Path, minutes: int | None, grace_seconds: int, max_retries: int) -> None:
+        self._folder, self._grace_seconds, self._max_retries = folder, grace_seconds, max_retries
+        self._limit_seconds = float("inf") if minutes is None else minutes * 60.0
+        self._cancelled = False
+
+    def run(self) -> int:
+        adopt_orphans()
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})  # waited for, not handled
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: setattr(self, "_cancelled", True))
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        atomic_write_text(self._folder / RECORD, json.dumps(own_record()) + "\n")
+        restarts = retries = 0
+        reached: object = None  # when the script was last killed
+        while True:
+            status, timed_out = self._attempt(restarts)
+            state = read_state(self._folder).get("state")
+            if self._cancelled:
+                self._end("cancelled", status, "cancelled.")
+                return status
+            if state in ENDED and not timed_out:
+                return status
+            if state != "requeued":
+                if timed_out:
+                    self._end("failed", status, "the time limit was reached before the tasks had saved.")
+                    return status
+                if status <= 128:
+                    said = f"job.sh ended with status {status} before it said how."
+                    self._end("done" if status == 0 else "failed", status, said)
+                    return status
+                # The script itself was killed; treated like the loss of a node.
+                before, reached = reached, self._find_reached()
+                retries = retries + 1 if reached == before else 1
+                if retries > self._max_retries:
+                    self._end("failed", status, f"job.sh was killed ({status}); that was once too often.")
+                    return status
+                self._say(f"job.sh was killed ({status}); it begins again.")
+            restarts += 1
+
+    def _attempt(self, restarts: int) -> tuple[int, bool]:
+        """Runs job.sh once; gives its status, and whether the time limit ended it."""
+        script = subprocess.Popen(
+            ["bash", str(self._folder / "job.sh")],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=die_with_parent(),
+            env={**os.environ, RESTARTS_VARIABLE: str(restarts)},
+        )
+        began, ending = time.monotonic(), Ending(own_descendants)
+        is_warned = timed_out = False
+        while script.poll() is None:
+            spent = time.monotonic() - began
+            if spent > self._limit_seconds - self._grace_seconds and not is_warned and not ending.has_begun:
+                is_warned = True
+                script.send_signal(signal.SIGUSR1)
+            if self._cancelled or spent > self._limit_seconds:
+                timed_out = timed_out or (not self._cancelled and not ending.has_begun)
+                ending.begin()
+            ending.press()
+            wait_for_a_child(_LOOK_SECONDS)
+        ending.begin()  # no process of this attempt may run beside the next one
+        while living(own_descendants()):
+            ending.press()
+            wait_for_a_child(0.1)
+        status = int(script.returncode)
+        return (128 - status if status < 0 else status), timed_out
+
+    def _find_reached(self) -> tuple[int | None, frozenset[str]]:
+        """The job's progress: its newest checkpoint, and the steps that are done."""
+        model_dir = read_manifest(self._folder).get("model_dir")
+        done = frozenset(path.name for path in self._folder.glob("steps/*.done"))
+        return newest_step(Path(model_dir)) if model_dir else None, done
+
+    def _end(self, state: str, status: int, said: str) -> None:
+        """Writes the end into the state file; a full disk does not change the exit status."""
+        self._say(said)
+        try:
+            write_state(self._folder, state=state, status=status)
+        except (OSError, PortwrightError) as error:
+            self._say(f"how the job ended could not be noted. {error}")
+
+    def _say(self, line: str) -> None:
+        with contextlib.suppress(OSError):  # a full disk; there is nowhere else to write it
+            os.write(1, f"portwright: {line}\n".encode())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m portwright.launch.local", description="Run a job's script."
+    )
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--minutes", type=int, default=None)
+    parser.add_argument("--grace-seconds", type=int, default=120)
+    parser.add_argument("--max-retries", type=int, default=3)
+    given = parser.parse_args(argv)
+    return Supervisor(given.folder.absolute(), given.minutes, given.grace_seconds, given.max_retries).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -60,7 +60,6 @@ class LogScan:
         self._hints = [(order, hint, _WORD.findall(hint)) for order, hint in encoded]
         self._last_bytes: deque[bytes] = deque()
         self.num_lines = 0
-        self.num_bytes = 0
 
     def hits(self) -> Iterator[Hit]:
         block, line, torn, is_ended = b"", 1, 0, True
@@ -93,7 +92,6 @@ class LogScan:
         return [text for text in lines if text.strip()][-num_lines:]
 
     def _remember(self, block: bytes) -> None:
-        self.num_bytes += len(block)
         self._last_bytes.append(block[-_TAIL_BYTES:])
         while (
             len(self._last_bytes) > 1

@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from portwright.errors import UserError, suggest
-from portwright.launch.ask import ask_state
 from portwright.launch.local import read_manifest, read_state
-from portwright.launch.registry import Entry
+from portwright.launch.registry import Entry, ask_state
 from portwright.launch.slurm import ENDED, NoAnswerError, SlurmState
 
 _BEGINS = re.compile(r"portwright: (\S+) begins at ")

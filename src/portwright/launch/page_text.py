@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any, TextIO
 
 if TYPE_CHECKING:
@@ -45,9 +45,7 @@ def choose_marks(stream: TextIO, environ: Mapping[str, str] = os.environ) -> Mar
     if named and "utf" not in named.lower():
         return ASCII
     try:
-        "".join(str(getattr(UNICODE, name)) for name in UNICODE.__dataclass_fields__).encode(
-            getattr(stream, "encoding", None) or "ascii"
-        )
+        "".join(astuple(UNICODE)).encode(getattr(stream, "encoding", None) or "ascii")
     except (UnicodeError, LookupError):
         return ASCII
     return UNICODE
@@ -101,13 +99,8 @@ def as_plain_text(lines: Iterable[Line]) -> str:
 def as_rich(lines: Sequence[Line]) -> Text:
     from rich.text import Text
 
-    joined = Text(no_wrap=False, overflow="fold")
-    for number, line in enumerate(lines):
-        if number:
-            joined.append("\n")
-        for text, style in line:
-            joined.append(text, style or None)
-    return joined
+    pieces = [piece for line in lines for piece in (("\n", ""), *line)]
+    return Text.assemble(*pieces[1:], no_wrap=False, overflow="fold")
 
 
 def make_console(stream: TextIO) -> Any:

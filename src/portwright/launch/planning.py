@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import sys
@@ -13,7 +14,8 @@ from typing import Any
 from portwright.discover import get_target
 from portwright.errors import UserError, suggest
 from portwright.job.problems import check_model
-from portwright.launch import registry
+from portwright.launch import hpc, registry
+from portwright.launch.container import KINDS, make_container
 from portwright.launch.job import Container, Job, Resources, Step, Tasks
 from portwright.launch.resolved import (
     ResolvedParams,
@@ -23,10 +25,10 @@ from portwright.launch.resolved import (
     resolve_params,
     with_fixed_end,
 )
-from portwright.launch.site import Environment, JobDefaults, Site
+from portwright.launch.run_files import runconfig_of
+from portwright.launch.site import Environment, JobDefaults, Site, has_login, is_secret_key
 from portwright.launch.site_files import load_site
-from portwright.launch.site_values import has_login, is_secret_key
-from portwright.launch.steps import ON_THE_HOST, Chain, choose_steps, compiles_on_the_host, make_steps
+from portwright.launch.steps import ON_THE_HOST, choose_steps, compiles_on_the_host, make_steps, named_steps
 from portwright.launch.times import minutes_of
 from portwright.target import Target
 
@@ -94,9 +96,7 @@ def make_plan(request: Request) -> Plan:
             "Leave --hpc out, or choose another site: portwright sites.",
         )
     if request.hpc:
-        from portwright.launch.hpc import refuse_beside
-
-        refuse_beside(request)
+        _refuse_beside_hpc(request)
     workdir = _here()
     defaults, tasks = job_defaults(request, site)
     account = charged_account(request, site, defaults)
@@ -118,13 +118,22 @@ def make_plan(request: Request) -> Plan:
     container = None if request.hpc else find_container(request, site, seen)  # the SDK brings its own
     environment, passed = visible_environment(request, site)
     if request.hpc:
-        from portwright.launch.hpc import choose_hpc_steps, hpc_steps
-
-        steps = hpc_steps(subject.folder, dict(params.values), choose_hpc_steps(request.steps))
+        names = hpc.STEPS if request.steps is None else named_steps(request.steps, hpc.STEPS)
+        steps = hpc.hpc_steps(subject.folder, dict(params.values), names)
     else:
-        ntasks, file = defaults.ntasks, folder / "params.yaml"
-        chain = Chain(subject, target, request.mode, file, model_dir, python, tasks, ntasks, site, name)
-        steps = make_steps(chain, choose_steps(request.steps, request.mode, target, params.values, site))
+        steps = make_steps(
+            choose_steps(request.steps, request.mode, target, params.values, site),
+            subject=subject,
+            target=target,
+            mode=request.mode,
+            params=folder / "params.yaml",
+            model_dir=model_dir,
+            python=python,
+            tasks=tasks,
+            ntasks=defaults.ntasks,
+            site=site,
+            job_name=name,
+        )
     job = Job(
         name=name,
         folder=folder,
@@ -143,6 +152,29 @@ def make_plan(request: Request) -> Plan:
         title=request.subject,
     )
     return Plan(job, subject, params, request.mode, _notes(request, params, job))
+
+
+def _refuse_beside_hpc(request: Request) -> None:
+    """Refuses options that only a training has, since the SDK's programs would ignore them."""
+    one_task = "Leave it out: each step is one task."
+    brings = "Leave it out: cslc and cs_python bring their own container."
+    place = (
+        "Leave it out: the steps run in the program's folder, and compile.output names what cslc makes there."
+    )
+    picks = "Leave it out; --steps compile or --steps run picks one."
+    refused = (
+        (request.mode != Request.mode, f"--mode is '{request.mode}'", picks),
+        (request.ntasks not in (None, 1), f"--ntasks is {request.ntasks}", one_task),
+        (request.tasks is not None, f"--tasks is '{request.tasks}'", one_task),
+        (request.container not in (None, "none"), f"--container is '{request.container}'", brings),
+        (request.image is not None, f"--image is '{request.image}'", brings),
+        (bool(request.binds), "--bind is given", brings),
+        (request.packages is not None, "--packages is given", brings),
+        (request.model_dir is not None, f"--model_dir is '{request.model_dir}'", place),
+    )
+    for is_given, what, cure in refused:
+        if is_given:
+            raise UserError(f"{what}, and --hpc compiles and runs programs of the Cerebras SDK.", cure)
 
 
 def jobs_root(given: str | None) -> Path:
@@ -231,10 +263,9 @@ def _minutes(given: str) -> int:
 def _tasks(request: Request, site: Site) -> Tasks:
     if request.tasks is None:
         return site.tasks
-    for known in TASKS:
-        if request.tasks == known:
-            return known
-    raise UserError(f"--tasks is '{request.tasks}'.", suggest(request.tasks, TASKS))
+    if request.tasks not in TASKS:
+        raise UserError(f"--tasks is '{request.tasks}'.", suggest(request.tasks, TASKS))
+    return TASKS[TASKS.index(request.tasks)]
 
 
 def _resources(
@@ -268,9 +299,7 @@ def _resources(
 
 def _needs_device(request: Request, target: Target, steps: Sequence[Step]) -> bool:
     if request.hpc:
-        from portwright.launch.hpc import needs_machine
-
-        return needs_machine(steps)
+        return hpc.needs_machine(steps)
     return not compiles_on_the_host(target) or any(step.name not in ON_THE_HOST for step in steps)
 
 
@@ -328,12 +357,7 @@ def visible_environment(request: Request, site: Site) -> tuple[Mapping[str, str]
 
 def find_container(request: Request, site: Site, paths: Sequence[Path]) -> Container | None:
     """The container of the programs, which sees these paths; None where there is none."""
-    from portwright.launch.container import KINDS, make_container
-
-    kind = request.container or site.container.kind
-    if kind not in (*KINDS, "none"):
-        raise UserError(f"--container is '{kind}'.", suggest(kind, (*KINDS, "none")))
-    if kind == "none":
+    if (request.container or site.container.kind) == "none":
         if request.container is None and request.image is not None:
             raise UserError(
                 f"--image is given, and {site.name} does not say what runs containers there.",
@@ -359,8 +383,7 @@ def find_container(request: Request, site: Site, paths: Sequence[Path]) -> Conta
 
 
 def _model_dir(request: Request, params: ResolvedParams, subject: Subject) -> Path:
-    runconfig = params.values.get("runconfig")
-    named = runconfig.get("model_dir") if isinstance(runconfig, Mapping) else None
+    named = runconfig_of(params.values).get("model_dir")
     if request.model_dir is not None:
         return absolute(request.model_dir, "--model_dir")
     return absolute(str(named), "runconfig.model_dir") if named else subject.model_dir
@@ -381,10 +404,8 @@ def _free_name(request: Request, subject: Subject) -> str:
 
     if request.name is not None and is_free(stem):
         return stem
-    number = 2 if request.name is not None else 1
-    while not is_free(f"{stem}-{number}"):
-        number += 1
-    return f"{stem}-{number}"
+    numbers = itertools.count(2 if request.name is not None else 1)
+    return next(name for number in numbers if is_free(name := f"{stem}-{number}"))
 
 
 def _notes(request: Request, params: ResolvedParams, job: Job) -> tuple[str, ...]:
@@ -394,22 +415,7 @@ def _notes(request: Request, params: ResolvedParams, job: Job) -> tuple[str, ...
         for name in unset
     ]
     notes += _notes_of_secrets(request, job)
-    if job.site.scheduler != "slurm" and (idle := _without_scheduler(request)):
-        notes.append(f"{', '.join(idle)}: without effect, since {job.site.name} has no SLURM to ask.")
-    if request.hpc:
-        from portwright.launch.hpc import lacks_compiled
-
-        missing = lacks_compiled(job.model_dir, job.steps)
-        if missing is not None:
-            notes.append(
-                f"there is no {missing} in {job.model_dir} yet, which the step run needs; --steps compile makes it."
-            )
-    return (*notes, *params.notes)
-
-
-def _without_scheduler(request: Request) -> list[str]:
-    """Given flags that have no effect without a scheduler."""
-    given = {
+    only_of_slurm = {
         "--account": request.account,
         "--partition": request.partition,
         "--nodes": request.nodes,
@@ -417,7 +423,14 @@ def _without_scheduler(request: Request) -> list[str]:
         "--mem": request.memory,
         "--flag": request.flags,
     }
-    return [flag for flag, value in given.items() if value]
+    idle = [flag for flag, value in only_of_slurm.items() if value and job.site.scheduler != "slurm"]
+    if idle:
+        notes.append(f"{', '.join(idle)}: without effect, since {job.site.name} has no SLURM to ask.")
+    if request.hpc and (missing := hpc.lacks_compiled(job.model_dir, job.steps)) is not None:
+        notes.append(
+            f"there is no {missing} in {job.model_dir} yet, which the step run needs; --steps compile makes it."
+        )
+    return (*notes, *params.notes)
 
 
 def _notes_of_secrets(request: Request, job: Job) -> list[str]:

@@ -7,14 +7,24 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
-from portwright.launch.checkpoints_seen import CheckpointSeen, list_seen
-from portwright.launch.metrics_file import Logged, Metrics, MetricsFile, number, thin_out
+from portwright.job.outcome import finite_json
+from portwright.launch.run_files import (
+    CheckpointSeen,
+    Logged,
+    Metrics,
+    MetricsFile,
+    last_step_of,
+    list_seen,
+    number,
+    runconfig_of,
+    thin_out,
+)
 
 _LOG_TAIL_BYTES = 64 << 10
 _TOLD_TOTAL = re.compile(rb"train step \d+/(\d+)")
@@ -101,7 +111,7 @@ class Progress:
 
     def as_json(self) -> dict[str, Any]:
         """The progress as JSON values; a number that is not finite is null."""
-        document: dict[str, Any] = as_plain(self)
+        document: dict[str, Any] = finite_json(asdict(self))
         return document
 
 
@@ -145,23 +155,21 @@ class ProgressReader:
         return []
 
     def _read_chain(self, manifest: Mapping[str, Any], state: Mapping[str, Any]) -> tuple[Link, ...]:
-        steps = manifest.get("steps")
-        names = [_step_name(step) for step in steps] if isinstance(steps, list) else []
-        current, ending = state.get("step"), state.get("state")
+        current, has_failed = state.get("step"), state.get("state") in ("failed", "cancelled")
         links = []
-        for name in names:
+        for name in (step["name"] for step in manifest.get("steps", ())):
             found: LinkState = "waiting"
             if (self._folder / "steps" / f"{name}.done").exists():
                 found = "done"
             elif name == current:
-                found = "failed" if ending in ("failed", "cancelled") else "running"
+                found = "failed" if has_failed else "running"
             links.append(Link(name, found))
         return tuple(links)
 
     def _training(self, metrics: Metrics, notes: list[str]) -> Training:
         last, best = metrics.train, metrics.best
         assert last is not None
-        rate, per_step = metrics.steps_per_second(), metrics.samples_per_step()
+        rate = metrics.steps_per_second()
         recent = [line.wall_time for line in metrics.recent if line.wall_time is not None]
         emulated = last.raw.get("emulated")
         if metrics.num_damaged:
@@ -177,7 +185,7 @@ class ProgressReader:
             resumed_at=tuple(metrics.resumed_at),
             non_finite_step=metrics.non_finite_step,
             steps_per_second=rate,
-            samples_per_second=rate * per_step if rate is not None and per_step is not None else None,
+            samples_per_second=metrics.samples_per_second(rate),
             logged=last.wall_time,
             log_interval_seconds=recent[-1] - recent[-2] if len(recent) > 1 else None,
             is_sampled=metrics.is_sampled,
@@ -193,9 +201,8 @@ class ProgressReader:
         if self._model_dir is not None:
             files.append(self._model_dir / "train" / "params_train.yaml")
         for file in files:
-            section = _read_mapping(file, yaml.safe_load, "YAML", notes).get("runconfig")
-            total = _total_of(section if isinstance(section, dict) else {})
-            if total is not None:
+            params = _read_mapping(file, yaml.safe_load, "YAML", notes)
+            if (total := last_step_of(runconfig_of(params), None)) is not None:
                 return total
         return None
 
@@ -251,16 +258,6 @@ def _read_metrics(file: MetricsFile, notes: list[str]) -> Metrics:
     return file.metrics
 
 
-def _total_of(runconfig: Mapping[str, Any]) -> int | None:
-    ends = []
-    if max_steps := _whole(runconfig.get("max_steps")):
-        ends.append(max_steps)
-    epochs, length = _whole(runconfig.get("num_epochs")), _whole(runconfig.get("steps_per_epoch"))
-    if epochs and length:
-        ends.append(epochs * length)
-    return min(ends, default=None)
-
-
 def _is_since(line: Logged | None, submitted: float | None) -> bool:
     return line is not None and (
         submitted is None or line.wall_time is None or line.wall_time > submitted - _CLOCK_SECONDS
@@ -268,11 +265,14 @@ def _is_since(line: Logged | None, submitted: float | None) -> bool:
 
 
 def _workers_of(train: Metrics, submitted: float | None) -> tuple[Worker, ...]:
-    lines = [line for line in train.streams if _is_since(line, submitted)]
-    rates: dict[str, float] = {}
-    for line in lines:
-        rates.update(rates_in(line))
-    return list_workers(rates, lines[-1] if lines else None)
+    """All workers logged since the last start; those that the last line does not name are lost."""
+    lines = [_rates_in(line) for line in train.streams if _is_since(line, submitted)]
+    rates = {name: rate for line in lines for name, rate in line.items()}
+    # worker 2 comes before worker 10
+    names = sorted(rates, key=lambda name: (name.rstrip("0123456789"), len(name), name))
+    return tuple(
+        Worker(name, rates[name] if math.isfinite(rates[name]) else None, name in lines[-1]) for name in names
+    )
 
 
 def _newest_evaluation(train: Metrics, evaluated: Metrics, submitted: float | None) -> Evaluation | None:
@@ -285,27 +285,12 @@ def _newest_evaluation(train: Metrics, evaluated: Metrics, submitted: float | No
     )
 
 
-def _step_name(step: Any) -> str:
-    return str(step.get("name", "?")) if isinstance(step, dict) else str(step)
-
-
 def _text(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
 def _whole(value: Any) -> int | None:
     return value if type(value) is int and value >= 0 else None
-
-
-def as_plain(value: Any) -> Any:
-    """Dataclasses as JSON values; a number that is not finite is null."""
-    if hasattr(value, "__dataclass_fields__"):
-        return {name: as_plain(getattr(value, name)) for name in value.__dataclass_fields__}
-    if isinstance(value, Mapping):
-        return {str(key): as_plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [as_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT")
@@ -384,26 +369,10 @@ class Worker:
     is_alive: bool
 
 
-def rates_in(line: Logged) -> dict[str, float]:
+def _rates_in(line: Logged) -> dict[str, float]:
     """Samples a second of the workers that a line of kind `stream` names."""
     return {
         name.removesuffix(_RATE).replace("_", " "): rate
         for name, rate in line.values.items()
         if name.endswith(_RATE)
     }
-
-
-def list_workers(rates: Mapping[str, float], last: Logged | None) -> tuple[Worker, ...]:
-    """All workers logged since the last start; those that the last line does not name are lost."""
-    alive = rates_in(last) if last is not None else {}
-    return tuple(
-        Worker(name, rate if math.isfinite(rate) else None, name in alive)
-        for name, rate in sorted(rates.items(), key=lambda item: _natural(item[0]))
-    )
-
-
-def _natural(name: str) -> tuple[str, int, str]:
-    """A sort key: worker 2 comes before worker 10."""
-    head = name.rstrip("0123456789")
-    digits = name[len(head) :]
-    return (head, int(digits[-18:]) if digits.isascii() and digits else -1, name)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from portwright.job.progress import format_rate, format_seconds, format_value
 from portwright.job.sizes import show_bytes
 from portwright.launch.page_text import UNICODE, Line, Marks, Piece, cut, pad, width_of, wrap
+from portwright.launch.progress import Evaluation, Training
 from portwright.launch.queue_words import explain_reason
 from portwright.launch.view import Phase, View
 
@@ -40,7 +41,7 @@ def job_page(view: View, width: int = 100, marks: Marks = UNICODE) -> list[Line]
         lines.append((("  ", ""), *_chain(view, marks)))
     lines += _wrapped([*_waiting(view), *_why(view)], width)
     if training is not None and training.fraction is not None and view.phase == "running":
-        lines.append(_bar(training.fraction, f"step {_count_of(view)}", width, marks))
+        lines.append(_bar(training.fraction, f"step {_count_of(training)}", width, marks))
     for rows in (_training, _limits, _evaluation, _saved, _restarts, _workers):
         lines += _wrapped(rows(view), width)
     if view.log_lines:
@@ -106,7 +107,7 @@ def _waiting(view: View) -> Iterator[Row]:
     if state and state.start_estimate:
         yield "starts", f"about {_start(state.start_estimate, view.now)}, as SLURM estimates", ""
     if view.phase == "requeued" and progress.training:
-        yield "reached", f"step {_count_of(view)}; it goes on from its last checkpoint", ""
+        yield "reached", f"step {_count_of(progress.training)}; it goes on from its last checkpoint", ""
     elif progress.earlier_step is not None:
         at = progress.earlier_step
         yield "earlier", f"its folder has a run up to step {at}: training goes on from there", ""
@@ -134,7 +135,7 @@ def _training(view: View) -> Iterator[Row]:
     if training is None or view.phase in ("pending", "not taken"):
         return
     if view.phase != "requeued" and (training.fraction is None or view.phase != "running"):
-        yield "trained", f"to step {_count_of(view)}", ""
+        yield "trained", f"to step {_count_of(training)}", ""
     if training.loss is not None:
         text = f"{format_value(training.loss)} {'now' if view.phase == 'running' else 'last'}"
         if training.best_loss is not None and training.best_step != training.step:
@@ -173,7 +174,7 @@ def _limits(view: View) -> Iterator[Row]:
 
 def _evaluation(view: View) -> Iterator[Row]:
     if (evaluation := view.progress.evaluation) is not None:
-        yield "result", f"{_evaluated_values(view)}  (evaluated at step {evaluation.step})", "green"
+        yield "result", f"{_values_of(evaluation)}  (evaluated at step {evaluation.step})", "green"
 
 
 def _saved(view: View) -> Iterator[Row]:
@@ -260,7 +261,7 @@ def status_line(view: View) -> str:
         words.append(view.progress.step)
     training = view.progress.training
     if training is not None and view.phase not in ("pending", "lost"):
-        words.append(f"step {_count_of(view)}")
+        words.append(f"step {_count_of(training)}")
         if training.loss is not None:
             words.append(f"loss {format_value(training.loss)}")
         if view.is_training and training.steps_per_second:
@@ -270,7 +271,7 @@ def status_line(view: View) -> str:
     if view.restarts:
         words.append(f"{view.restarts} restart{'s' if view.restarts > 1 else ''}")
     if view.phase == "done" and view.progress.evaluation is not None:
-        words.append(f"evaluated: {_evaluated_values(view)}")
+        words.append(f"evaluated: {_values_of(view.progress.evaluation)}")
     return "  ".join(words)
 
 
@@ -359,14 +360,12 @@ def _place_in_queue(view: View) -> str:
     if view.phase not in ("pending", "requeued") or state is None or state.queue_position is None:
         return ""
     of = f" of {state.queue_length}" if state.queue_length else ""
-    where = f" in {view.asked.partition}" if view.asked.partition else ""
+    where = f" in {view.asked['partition']}" if view.asked.get("partition") else ""
     return f", place {state.queue_position}{of}{where}"
 
 
-def _count_of(view: View) -> str:
+def _count_of(training: Training) -> str:
     """The training step and the last one, as 500/1000."""
-    training = view.progress.training
-    assert training is not None
     return f"{training.step}/{training.total}" if training.total else str(training.step)
 
 
@@ -374,8 +373,5 @@ def _percent(fraction: float) -> str:
     return f"{math.floor(100 * fraction)}%"
 
 
-def _evaluated_values(view: View) -> str:
-    """The values of the last evaluation."""
-    evaluation = view.progress.evaluation
-    assert evaluation is not None
+def _values_of(evaluation: Evaluation) -> str:
     return "  ".join(f"{name} {format_value(value)}" for name, value in evaluation.values.items())

@@ -15,7 +15,7 @@ from portwright.job.model_list import find_config
 from portwright.job.params import apply_override
 from portwright.job.run_params import default_model_dir
 from portwright.job.yaml_source import read_yaml, write_yaml
-from portwright.launch.checkpoints_seen import list_seen
+from portwright.launch.run_files import last_step_of, newest_step, runconfig_of
 from portwright.target import Target
 
 
@@ -58,17 +58,11 @@ def resolve_params(
 
 def with_fixed_end(params: ResolvedParams, model_dir: Path) -> ResolvedParams:
     """Replaces num_steps by max_steps: num_steps counts from the start of a run, and a job starts again after each requeue."""
-    runconfig = params.values.get("runconfig")
-    more = runconfig.get("num_steps") if isinstance(runconfig, Mapping) else None
+    runconfig = runconfig_of(params.values)
+    more = runconfig.get("num_steps")
     if type(more) is not int or more < 1:  # other values are reported by the check of the params
         return params
-    assert isinstance(runconfig, Mapping)
-    try:
-        done = max((seen.step for seen in list_seen(model_dir)), default=0)
-    except OSError:
-        done = 0
-    limit = runconfig.get("max_steps")
-    end = min(done + more, limit) if type(limit) is int else done + more
+    end = last_step_of(runconfig, newest_step(model_dir) or 0)
     changed = {key: value for key, value in runconfig.items() if key != "num_steps"}
     note = f"runconfig.num_steps of {more} became max_steps of {end}, so that a requeued job ends where an undisturbed one does."
     return replace(
@@ -81,16 +75,11 @@ def with_fixed_end(params: ResolvedParams, model_dir: Path) -> ResolvedParams:
 def read_hpc_params(subject: Subject, given: str | None, overrides: Sequence[str]) -> ResolvedParams:
     """The same for a folder of the Cerebras SDK's programs, with keys of their own; without a file all have defaults."""
     path = Path(given).expanduser() if given is not None else subject.folder / "hpc.yaml"
-    if given is None and not path.is_file():
-        values: dict[Any, Any] = {}
-        for text in overrides:
-            apply_override(text, values)
-        return ResolvedParams(values, path)
-    return ResolvedParams(_read(path, overrides), path)
+    return ResolvedParams(_read(path, overrides, may_lack=given is None), path)
 
 
-def _read(path: Path, overrides: Sequence[str]) -> dict[Any, Any]:
-    raw = read_yaml(path).values
+def _read(path: Path, overrides: Sequence[str], *, may_lack: bool = False) -> dict[Any, Any]:
+    raw = {} if may_lack and not path.is_file() else read_yaml(path).values
     values = {key: {} if value is None else value for key, value in raw.items()}
     for text in overrides:
         apply_override(text, values)

@@ -57,7 +57,7 @@ def render_job(job: Job) -> str:
         _task_hosts(job),
         run_step_functions(slurm=slurm, stream=streams),
         BEGIN,
-        _workdir(job),
+        f"cd -- {quote(job.workdir)} # where relative paths of the params begin",
         _modules(job),
         _environment(job),
         _rendezvous(job),
@@ -125,10 +125,6 @@ def _places(job: Job) -> str:
     return "\n".join(lines)
 
 
-def _workdir(job: Job) -> str:
-    return f"cd -- {quote(job.workdir)} # where relative paths of the params begin"
-
-
 def _modules(job: Job) -> str:
     if not job.modules:
         return ""
@@ -143,15 +139,9 @@ set -eu"""
 
 def _environment(job: Job) -> str:
     lines = [f"export {name}={quote(value)}" for name, value in job.environment.items()]
-    wanted = sorted(
-        {
-            name
-            for step in job.steps
-            for word in _literal_words(job, step)
-            for name in variables_in(word)
-            if name not in job.environment
-        }
-    )
+    literal = [step.words[place] for step in job.steps for place in step.literal]
+    expanded = {name for word in (*literal, *job.site.launch.srun) for name in variables_in(word)}
+    wanted = sorted(expanded - {*job.environment})
     if any(not step.contained for step in job.steps):
         lines.append('export PATH="${SDK_INSTALL_PATH:+$SDK_INSTALL_PATH:}$PATH" # of cslc and cs_python')
     lines += [f': "${{{name}:?is not set here, and a step needs it}}"' for name in wanted]
@@ -266,7 +256,3 @@ def _command_words(job: Job, step: Step) -> list[str]:
     return [
         quote_expanding(word) if place in step.literal else quote(word) for place, word in enumerate(words)
     ]
-
-
-def _literal_words(job: Job, step: Step) -> list[str]:
-    return [step.words[place] for place in step.literal] + list(job.site.launch.srun)

@@ -12,8 +12,7 @@ from typing import Any
 
 from portwright.errors import UserError, suggest
 from portwright.job.problems import KeyPath, Problem, check_model, raise_problems, show
-from portwright.launch.site import CHANGES_BY_TARGET, Site, merge_tables
-from portwright.launch.site_values import NAME
+from portwright.launch.site import CHANGES_BY_TARGET, NAME, Site, merge_tables
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -158,8 +157,15 @@ def _load(path: Path, name: str | None) -> Site:
     # An inherited name is the other site's.
     values["name"] = chain[0].values.get("name", path.stem)
     site, problems = check_model(Site, values, ())
-    problems = [*problems, *_problems_by_target(values, site), *_wrong_name(values["name"], name)]
-    raise_problems([_in_toml(problem) for problem in problems], lambda key: _place(chain, key))
+    problems += _problems_by_target(values, site)
+    given = values["name"]
+    if name is not None and isinstance(given, str) and NAME.fullmatch(given) and given != name:
+        what = f"the file is called {name}.toml, received {given!r}"
+        problems.append(Problem(("name",), what, "Call both the same."))
+    # TOML has tables and no null.
+    texts = [problem.message.replace("a mapping", "a table").replace(" or null", "") for problem in problems]
+    in_toml = [replace(problem, message=text) for problem, text in zip(problems, texts, strict=True)]
+    raise_problems(in_toml, lambda key: _place(chain, key))
     assert site is not None
     return site
 
@@ -258,19 +264,6 @@ def _problems_by_target(values: Mapping[str, Any], site: Site | None) -> Iterato
         for problem in problems:
             others = tuple(("on", target, *other) for other in problem.others)
             yield replace(problem, path=("on", target, *problem.path), others=others)
-
-
-def _wrong_name(given: object, expected: str | None) -> Iterator[Problem]:
-    if expected is not None and isinstance(given, str) and NAME.fullmatch(given) and given != expected:
-        yield Problem(
-            ("name",), f"the file is called {expected}.toml, received {given!r}", "Call both the same."
-        )
-
-
-def _in_toml(problem: Problem) -> Problem:
-    """The problem in the words of TOML, which has tables and no null."""
-    message = problem.message.replace("a mapping", "a table").replace(" or null", "")
-    return replace(problem, message=message)
 
 
 def _place(chain: list[_Source], key: KeyPath) -> str:

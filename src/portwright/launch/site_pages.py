@@ -38,13 +38,32 @@ def why_not_here(site: Site) -> str | None:
 
 def describe_sites() -> list[dict[str, Any]]:
     """One row a site, for --json and for the list; the row of an invalid file has its error."""
-    return [_row(file) for file in find_sites()]
+    rows = []
+    for file in find_sites():
+        try:
+            rows.append(describe_site(file.name)[1])
+        except UserError as error:
+            rows.append({**_origin(file), "error": str(error)})
+    return rows
 
 
 def describe_site(name_or_path: str) -> tuple[Site, dict[str, Any]]:
     """One site and its row; its errors are raised."""
     site = load_site(name_or_path)
-    return site, {**_origin(find_site(name_or_path)), **_facts(site), "error": None}
+    reason = why_not_here(site)
+    return site, {
+        **_origin(find_site(name_or_path)),
+        "summary": site.summary,
+        "scheduler": site.scheduler,
+        "target": site.target,
+        "targets": list(site.targets),
+        "tasks": site.tasks,
+        # of the default target; others may have another
+        "container": site.for_target(site.target).container.kind,
+        "here": reason is None,
+        "why_not": reason,
+        "error": None,
+    }
 
 
 def _origin(file: SiteFile) -> dict[str, Any]:
@@ -54,32 +73,6 @@ def _origin(file: SiteFile) -> dict[str, Any]:
         "shipped": file.is_shipped,
         "instead_of": [str(path) for path in file.hidden],
     }
-
-
-def _row(file: SiteFile) -> dict[str, Any]:
-    try:
-        return {**_origin(file), **_facts(load_site(file.name)), "error": None}
-    except UserError as error:
-        return {**_origin(file), "error": str(error)}
-
-
-def _facts(site: Site) -> dict[str, Any]:
-    reason = why_not_here(site)
-    return {
-        "summary": site.summary,
-        "scheduler": site.scheduler,
-        "target": site.target,
-        "targets": list(site.targets),
-        "tasks": site.tasks,
-        "container": _container(site),
-        "here": reason is None,
-        "why_not": reason,
-    }
-
-
-def _container(site: Site) -> str:
-    """The container kind for the site's default target; other targets may have another."""
-    return site.for_target(site.target).container.kind
 
 
 def render_list(rows: Sequence[Mapping[str, Any]], width: int) -> list[str]:
@@ -154,18 +147,15 @@ def render_site(site: Site, row: Mapping[str, Any]) -> list[str]:
     for target, changes in site.on.items():
         lines += ["", f"on {target}", *_pairs(_flat(changes))]
     own = user_folder() / f"my-{site.name}.toml"
-    base = _meant_by(site, row)
+    is_named = any(file.name == site.name and str(file.path) == row["path"] for file in find_sites())
+    base = (
+        site.name if is_named else str(Path.cwd() / row["path"])
+    )  # outside of the folders that are searched
     example = [_INDENT + line if line else "" for line in example_toml(site, base).splitlines()]
     return [
         *lines, "", f"A site of your own that begins from this one, in {own}:", "", *example, "",
         f"Submit with --site my-{site.name}. The whole file: portwright sites {shlex.quote(base)} --toml.",
     ]  # fmt: skip
-
-
-def _meant_by(site: Site, row: Mapping[str, Any]) -> str:
-    """The site's name, or the path of a file outside of the folders that are searched."""
-    is_named = any(file.name == site.name and str(file.path) == row["path"] for file in find_sites())
-    return site.name if is_named else str(Path.cwd() / row["path"])
 
 
 def _pairs(pairs: Mapping[str, str]) -> list[str]:

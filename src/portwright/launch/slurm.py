@@ -1,21 +1,19 @@
-"""Calls SLURM's commands and reads their output; needs no accounting (sacct)."""
+"""Calls SLURM's commands and reads their output, jobs and partitions; needs no accounting (sacct)."""
 
 from __future__ import annotations
 
 import datetime
 import os
 import re
-import shutil
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from portwright.errors import UserError
-from portwright.launch.findings import call_program, plain_environment
-from portwright.launch.times import seconds_of
+from portwright.launch.findings import Run, run_program
+from portwright.launch.times import minutes_of, seconds_of
 
 State = Literal["pending", "running", "done", "failed", "cancelled", "unknown"]
 ENDED: tuple[State, ...] = ("done", "failed", "cancelled")
@@ -60,61 +58,46 @@ class SlurmState:
     def is_ended(self) -> bool:
         return self.state in ENDED
 
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 class SlurmError(UserError):
     """A command of SLURM's failed."""
 
 
-class NoAnswerError(SlurmError):
+class NoAnswerError(UserError):
     """SLURM's controller does not answer, so that the state of jobs is not known."""
 
 
 def run_slurm(
     words: Sequence[str], *, timeout_seconds: float = TIMEOUT_SECONDS, cwd: Path | None = None
-) -> subprocess.CompletedProcess[str]:
-    """Runs one of SLURM's commands; the error of a failure has the command's message."""
-    program = words[0]
-    if shutil.which(program) is None:
-        raise SlurmError(
-            f"there is no {program} here, so SLURM cannot be asked.",
-            "Run this on a login node of the site, or use --site local.",
-        )
-    try:
-        done = call_program(words, timeout_seconds, cwd=cwd, env=plain_environment())
-    except subprocess.TimeoutExpired as error:
+) -> str:
+    """The output of one of SLURM's commands; the error of a failure has the command's message."""
+    answer = run_program(words, timeout_seconds=timeout_seconds, cwd=cwd)
+    if answer.is_good:
+        return answer.out
+    said = _last_words(answer.err or answer.out)
+    if answer.is_late or _NO_ANSWER.search(answer.err):
+        late = f"SLURM did not answer {words[0]} within {timeout_seconds:.0f} s."
         raise NoAnswerError(
-            f"SLURM did not answer {program} within {timeout_seconds:.0f} s.",
+            late if answer.is_late else f"SLURM does not answer: {said}.",
             "Its controller may be busy or down: try again, and see 'scontrol ping'.",
-        ) from error
-    except OSError as error:
-        raise SlurmError(f"{program} cannot be started: {error}.", "Mend SLURM's installation.") from error
-    if done.returncode != 0:
-        said = _last_words(done.stderr or done.stdout)
-        if _NO_ANSWER.search(done.stderr):
-            raise NoAnswerError(
-                f"SLURM does not answer: {said}.",
-                "Its controller may be down: try again, and see 'scontrol ping'.",
-            )
-        raise SlurmError(f"{program} failed with status {done.returncode}: {said}.", "")
-    return done
+        )
+    if answer.status is None:
+        cure = "Run this on a login node of the site, or use --site local."
+        raise SlurmError(f"{said.replace('no program', 'no')}, so SLURM cannot be asked.", cure)
+    raise SlurmError(f"{words[0]} failed with status {answer.status}: {said}.", "")
 
 
 def submit(script: Path) -> str:
     """Hands a batch script to sbatch and gives the job's id."""
     words = ["sbatch", "--parsable", str(script)]
     try:
-        done = run_slurm(words, timeout_seconds=_SUBMIT_SECONDS, cwd=script.parent)
-    except NoAnswerError:
-        raise
+        out = run_slurm(words, timeout_seconds=_SUBMIT_SECONDS, cwd=script.parent)
     except SlurmError as error:
         raise SlurmError(error.message, error.cure or _cure_of(error.message)) from error
-    found = re.search(r"^(\d+)(?:;\S*)?\s*$", done.stdout, re.MULTILINE)
+    found = re.search(r"^(\d+)(?:;\S*)?\s*$", out, re.MULTILINE)
     if found is None:
         raise SlurmError(
-            f"sbatch said {done.stdout.strip()[:200]!r} instead of a job's id.",
+            f"sbatch said {out.strip()[:200]!r} instead of a job's id.",
             "See with 'squeue --me' whether the job was taken.",
         )
     return found[1]
@@ -122,22 +105,18 @@ def submit(script: Path) -> str:
 
 def find_by_name(name: str) -> str | None:
     """The id of this user's job of that name, if the queue has just one: for a submission whose answer was lost."""
-    done = run_slurm(["squeue", *_mine(), "--noheader", f"--name={name}", "--format=%i"])
-    ids = done.stdout.split()
+    ids = run_slurm(["squeue", *_mine(), "--noheader", f"--name={name}", "--format=%i"]).split()
     return ids[0] if len(ids) == 1 else None
 
 
 def job_state(job_id: str) -> SlurmState:
     """The state of a job; `unknown` for one that SLURM has forgotten, some minutes after its end."""
     try:
-        done = run_slurm(["scontrol", "--oneliner", "show", "job", job_id])
-    except NoAnswerError:
-        raise
+        state = parse_job(run_slurm(["scontrol", "--oneliner", "show", "job", job_id]))
     except SlurmError as error:
         if _NOT_KNOWN.search(error.message):
             return SlurmState("unknown")
         raise
-    state = parse_job(done.stdout)
     if state.state != "pending":
         return state
     place, length = queue_place(job_id)
@@ -149,9 +128,9 @@ def job_states(ids: Sequence[str]) -> dict[str, SlurmState]:
     if not ids:
         return {}
     # Not --jobs: one forgotten id would make the whole call fail.
-    done = run_slurm(["squeue", *_mine(), "--noheader", "--states=all", "--format=%i|%T|%L|%S|%N|%r"])
+    out = run_slurm(["squeue", *_mine(), "--noheader", "--states=all", "--format=%i|%T|%L|%S|%N|%r"])
     wanted, found = set(ids), {}
-    for line in done.stdout.splitlines():
+    for line in out.splitlines():
         fields = [field.strip() for field in line.split("|", 5)]
         if len(fields) == 6 and fields[0] in wanted:
             _, word, left, start, nodes, reason = fields
@@ -197,17 +176,14 @@ def parse_job(text: str) -> SlurmState:
 def queue_place(job_id: str) -> tuple[int | None, int | None]:
     """The place of a job among those that wait for its partition, and their number; None where the queue does not tell."""
     try:
-        own = run_slurm(["squeue", "--noheader", f"--jobs={job_id}", "--states=PENDING", "--format=%P"])
-        partition = own.stdout.strip()
+        own = ["squeue", "--noheader", f"--jobs={job_id}", "--states=PENDING", "--format=%P"]
+        partition = run_slurm(own).strip()
         if not partition:
             return None, None
         words = ["squeue", "--noheader", "--states=PENDING", f"--partition={partition}", "--sort=-p,i"]
-        done = run_slurm([*words, "--format=%i"])
-    except NoAnswerError:
-        raise
+        ids = run_slurm([*words, "--format=%i"]).split()
     except SlurmError:  # the job began meanwhile
         return None, None
-    ids = done.stdout.split()
     return (ids.index(job_id) + 1, len(ids)) if job_id in ids else (None, None)
 
 
@@ -215,8 +191,6 @@ def cancel(job_id: str) -> bool:
     """Asks SLURM to end a job; False where it has ended already."""
     try:
         run_slurm(["scancel", job_id])
-    except NoAnswerError:
-        raise
     except SlurmError as error:
         if _NOT_KNOWN.search(error.message) or "already completing or completed" in error.message:
             return False
@@ -230,10 +204,8 @@ def _mine() -> list[str]:
 
 def _cure_of(message: str) -> str:
     lowered = message.lower()
-    for sign, cure in _CURES.items():
-        if sign in lowered:
-            return cure
-    return "Mend what SLURM names, or change what is asked for: see 'portwright submit --help'."
+    otherwise = "Mend what SLURM names, or change what is asked for: see 'portwright submit --help'."
+    return next((cure for sign, cure in _CURES.items() if sign in lowered), otherwise)
 
 
 _CURES = {
@@ -260,10 +232,6 @@ def _known(text: str) -> str | None:
     return None if text in ("", "None", "(null)", "Unknown", "N/A", "NOT_SET", "INVALID") else text
 
 
-def _number(text: str) -> int | None:
-    return int(text) if text.isdecimal() else None
-
-
 def _time_left(run_time: str | None, limit: str | None) -> str | None:
     spent, whole = seconds_of(run_time), seconds_of(limit)
     if spent is None or whole is None:
@@ -279,3 +247,126 @@ def _seconds_since(moment: str | None) -> float:
         return max(0.0, time.time() - datetime.datetime.fromisoformat(moment or "").timestamp())
     except ValueError:
         return 0.0
+
+
+_UNBOUND = {"UNLIMITED", "INFINITE", "NONE", "N/A", ""}
+_GRES = re.compile(
+    r"(?P<name>[A-Za-z]\w*)(?::(?P<type>(?![0-9]+[KMGTP]?(?:$|[(,]))[^:,(]+))?(?::(?P<count>\d+)(?P<unit>[KMGTP]?))?(?:\([^)]*\))?"
+)
+_UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40, "P": 1 << 50}
+_DEAD = ("down", "drain", "fail", "maint", "unknown", "power", "future", "reserved")
+
+
+@dataclass(frozen=True)
+class Partition:
+    """What `scontrol show partition` says; None: no limit."""
+
+    name: str
+    state: str  # UP, DOWN, DRAIN, INACTIVE
+    is_default: bool
+    max_minutes: int | None
+    max_nodes: int | None
+    num_nodes: int
+    allow_accounts: frozenset[str] | None  # None: all
+    deny_accounts: frozenset[str]
+    allow_groups: frozenset[str] | None
+    max_cpus_per_node: int | None
+
+
+@dataclass(frozen=True)
+class Gres:
+    """A device as in gpu:a100:4; without a type it stands for any type."""
+
+    name: str
+    type: str | None
+    count: int
+
+    def __str__(self) -> str:
+        return ":".join(str(part) for part in (self.name, self.type, self.count) if part is not None)
+
+
+@dataclass(frozen=True)
+class Node:
+    name: str
+    num_cpus: int
+    memory_mb: int
+    gres: tuple[Gres, ...]
+    state: str
+
+    @property
+    def is_usable(self) -> bool:
+        return not self.state.rstrip("*").lower().startswith(_DEAD)
+
+    def num_of(self, wanted: Gres) -> int:
+        """How many of the node's devices match `wanted`."""
+        return sum(
+            has.count
+            for has in self.gres
+            if has.name == wanted.name
+            and (wanted.type is None or (has.type or "").lower() == wanted.type.lower())
+        )
+
+
+def read_partitions(run: Run) -> tuple[dict[str, Partition] | None, str]:
+    """All partitions by name; None, and why, where SLURM does not answer here."""
+    answer = run(["scontrol", "-o", "show", "partition"])
+    if not answer.is_good:
+        return None, answer.words or "scontrol does not answer"
+    lines = (dict(re.findall(r"(?:^|\s)([A-Za-z]+)=(\S*)", line)) for line in answer.out.splitlines())
+    found = {fields["PartitionName"]: _partition(fields) for fields in lines if "PartitionName" in fields}
+    return (found, "") if found else (None, "SLURM shows no partition to you")
+
+
+def read_nodes(name: str, run: Run) -> list[Node]:
+    """The nodes of a partition, each once; none where sinfo does not answer."""
+    answer = run(["sinfo", "-h", "-N", "-p", name, "-o", "%N|%c|%m|%G|%T"])
+    found: dict[str, Node] = {}
+    for line in answer.out.splitlines() if answer.is_good else ():
+        parts = line.strip().split("|")
+        if len(parts) == 5:
+            node, cpus, memory, gres, state = parts
+            found[node] = Node(node, _number(cpus) or 0, _number(memory) or 0, parse_gres(gres), state)
+    return list(found.values())
+
+
+def parse_gres(text: str) -> tuple[Gres, ...]:
+    """Devices as sinfo prints or a job asks for them: gpu:v100:8(S:0-1),nvme:1."""
+    if text in ("", "(null)", "N/A"):
+        return ()
+    return tuple(
+        Gres(found["name"], found["type"], int(found["count"] or 1) * _UNITS[found["unit"] or ""])
+        for found in _GRES.finditer(text.replace("gres/", "").replace("gres:", ""))
+    )
+
+
+def _partition(fields: Mapping[str, str]) -> Partition:
+    return Partition(
+        name=fields["PartitionName"],
+        state=fields.get("State", "UP"),
+        is_default=fields.get("Default") == "YES",
+        max_minutes=_minutes(fields.get("MaxTime", "")),
+        max_nodes=_number(fields.get("MaxNodes", "")),
+        num_nodes=_number(fields.get("TotalNodes", "")) or 0,
+        allow_accounts=_names(fields.get("AllowAccounts", "ALL")),
+        deny_accounts=_names(fields.get("DenyAccounts", "")) or frozenset(),
+        allow_groups=_names(fields.get("AllowGroups", "ALL")),
+        max_cpus_per_node=_number(fields.get("MaxCPUsPerNode", "")),
+    )
+
+
+def _names(text: str) -> frozenset[str] | None:
+    return None if text in ("ALL", "(null)", "") else frozenset(text.split(","))
+
+
+def _number(text: str) -> int | None:
+    found = re.match(r"\d+", text.strip())
+    return int(found[0]) if found else None
+
+
+def _minutes(text: str) -> int | None:
+    if text.upper() in _UNBOUND:
+        return None
+    try:
+        return minutes_of(text)
+    except UserError:  # an unknown form: the limit is not checked
+        return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ from portwright.errors import UserError, suggest
 from portwright.job.arguments import MODES
 from portwright.launch.job import Step, Tasks
 from portwright.launch.resolved import Subject
+from portwright.launch.run_files import runconfig_of
 from portwright.launch.site import Site
 from portwright.target import Target
 
@@ -21,32 +21,16 @@ _EXPANDED = re.compile(r"\$\{[A-Za-z_][A-Za-z0-9_]*\}")
 _JOB_LABELS = "--job_labels"  # a label for the vendor's own queue
 
 
-@dataclass(frozen=True)
-class Chain:
-    """The parts of every step's command."""
-
-    subject: Subject
-    target: Target
-    mode: str
-    params: Path
-    model_dir: Path
-    python: str
-    tasks: Tasks
-    ntasks: int
-    site: Site
-    job_name: str
-
-
 def choose_steps(
     given: str | None, mode: str, target: Target, params: Mapping[str, Any], site: Site
 ) -> tuple[str, ...]:
     """The steps that --steps names, in the order of the chain; else the steps of the mode."""
     if mode not in MODES:
         raise UserError(f"--mode is '{mode}'.", suggest(mode, MODES))
-    chosen = _named_steps(given, mode, target, params)
+    chosen = named_steps(given, STEPS) if given is not None else _steps_of_mode(mode, target, params)
     if target.name not in site.compile_only:
         return chosen
-    possible = tuple(name for name in chosen if name in ("validate", "compile"))
+    possible = tuple(name for name in chosen if name in ON_THE_HOST)
     if not possible or (given is not None and possible != chosen):
         raise UserError(
             f"{site.name} validates and compiles for {target.name}, and has none to run on.",
@@ -55,85 +39,89 @@ def choose_steps(
     return possible
 
 
-def _named_steps(given: str | None, mode: str, target: Target, params: Mapping[str, Any]) -> tuple[str, ...]:
-    if given is not None:
-        named = [part.strip() for part in given.split(",")]
-        for name in named:
-            if name not in STEPS:
-                raise UserError(f"--steps names '{name}'.", suggest(name, STEPS))
-        return tuple(name for name in STEPS if name in named)
+def named_steps(given: str, known: Sequence[str]) -> tuple[str, ...]:
+    """The steps that --steps names, in the order of the chain."""
+    named = [part.strip() for part in given.split(",")]
+    for name in named:
+        if name not in known:
+            raise UserError(f"--steps names '{name}'.", suggest(name, known))
+    return tuple(name for name in known if name in named)
+
+
+def _steps_of_mode(mode: str, target: Target, params: Mapping[str, Any]) -> tuple[str, ...]:
     if mode in ("eval", "eval_all"):
         return ("eval",)
     if mode == "predict":
         return ("predict",)
-    chosen = ["validate"]
-    if _compiles(target, params):
-        chosen.append("compile")
-    chosen.append("train")
-    if mode == "train" and params.get("eval_input") is not None:
-        chosen.append("eval")
-    return tuple(chosen)
+    # To compile is a vendor's compiler's work, or torch.compile's where params ask for it.
+    compiles = compiles_on_the_host(target) or bool(runconfig_of(params).get("compile"))
+    evaluates = mode == "train" and params.get("eval_input") is not None
+    return ("validate", *["compile"] * compiles, "train", *["eval"] * evaluates)
 
 
-def make_steps(chain: Chain, names: Sequence[str]) -> tuple[Step, ...]:
-    return tuple(_make_step(chain, name) for name in names)
-
-
-def _make_step(chain: Chain, name: str) -> Step:
-    words = _command(chain, name)
-    expanded: tuple[str, ...] = ()
-    if name in ON_THE_HOST:
-        words.append(f"--{name}_only")
-    else:  # on the accelerator
-        expanded = (*chain.site.launch.prefix, *chain.site.launch.run_flags)
-        words = [*chain.site.launch.prefix, *words, *chain.site.launch.run_flags]
-    is_spread = name == "train" and chain.ntasks > 1
-    takes_labels = chain.subject.config is not None or any(_JOB_LABELS in f.names for f in chain.target.flags)
-    if chain.site.scheduler == "csctl" and takes_labels:
-        words += [_JOB_LABELS, f"name={chain.job_name}"]
-    if is_spread and chain.tasks == "stream":
-        words.append("--stream_data")
-    return Step(
-        name=name,
-        ntasks=chain.ntasks if is_spread else 1,
-        words=tuple(words),
-        tasks=chain.tasks if is_spread else "single",
-        tells_end=chain.subject.config is None,
-        literal=tuple(
-            place for place, word in enumerate(words) if word in expanded and _EXPANDED.search(word)
-        ),
-    )
-
-
-def _command(chain: Chain, name: str) -> list[str]:
-    """The words that all steps have in common; flags of single steps follow."""
-    if chain.subject.config is not None:
-        verb = "validate" if name == "eval" else "fit"
-        words = ["cszoo", verb, str(chain.params), "--target_device", chain.target.name]
-    else:
-        words = [*chain.subject.words(chain.python), chain.target.name, "--mode", _mode(chain.mode, name)]
-        words += ["--params", str(chain.params)]
-    return [*words, "--model_dir", str(chain.model_dir)]
+def make_steps(
+    names: Sequence[str],
+    *,
+    subject: Subject,
+    target: Target,
+    mode: str,
+    params: Path,
+    model_dir: Path,
+    python: str,
+    tasks: Tasks,
+    ntasks: int,
+    site: Site,
+    job_name: str,
+) -> tuple[Step, ...]:
+    """The chain of these steps, each with its command."""
+    takes_labels = subject.config is not None or any(_JOB_LABELS in flag.names for flag in target.flags)
+    steps = []
+    for name in names:
+        if subject.config is not None:
+            verb = "validate" if name == "eval" else "fit"
+            words = ["cszoo", verb, str(params), "--target_device", target.name]
+        else:
+            words = [
+                *subject.words(python),
+                target.name,
+                "--mode",
+                _mode(mode, name),
+                "--params",
+                str(params),
+            ]
+        words += ["--model_dir", str(model_dir)]
+        expanded: tuple[str, ...] = ()
+        if name in ON_THE_HOST:
+            words.append(f"--{name}_only")
+        else:  # on the accelerator
+            expanded = (*site.launch.prefix, *site.launch.run_flags)
+            words = [*site.launch.prefix, *words, *site.launch.run_flags]
+        is_spread = name == "train" and ntasks > 1
+        if site.scheduler == "csctl" and takes_labels:
+            words += [_JOB_LABELS, f"name={job_name}"]
+        if is_spread and tasks == "stream":
+            words.append("--stream_data")
+        step = Step(
+            name=name,
+            ntasks=ntasks if is_spread else 1,
+            words=tuple(words),
+            tasks=tasks if is_spread else "single",
+            tells_end=subject.config is None,
+            literal=tuple(
+                place for place, word in enumerate(words) if word in expanded and _EXPANDED.search(word)
+            ),
+        )
+        steps.append(step)
+    return tuple(steps)
 
 
 def _mode(mode: str, step: str) -> str:
     """run.py's --mode for a step of a job of this mode."""
-    if step == "eval":
-        return "eval_all" if mode == "eval_all" else "eval"
-    if step == "predict":
-        return "predict"
-    if step == "train":
-        return mode if mode in ("train", "train_and_eval") else "train"
-    return mode
+    variants = {"eval": ("eval", "eval_all"), "train": ("train", "train_and_eval")}
+    fitting = variants.get(step, (step,) if step == "predict" else (mode,))
+    return mode if mode in fitting else fitting[0]
 
 
 def compiles_on_the_host(target: Target) -> bool:
     """Whether the target has a vendor's compiler, as one with its own environment has too."""
     return target.has_compiler or target.environment is not None
-
-
-def _compiles(target: Target, params: Mapping[str, Any]) -> bool:
-    """Whether there is something to compile: a vendor's compiler, or torch.compile where params ask for it."""
-    runconfig = params.get("runconfig")
-    asked = isinstance(runconfig, Mapping) and bool(runconfig.get("compile"))
-    return compiles_on_the_host(target) or asked

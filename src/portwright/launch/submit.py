@@ -1,22 +1,32 @@
-"""Submitting a job, and ending one."""
+"""Submitting a job: its folder, which is written whole or not at all, and its hand-over to the scheduler; and ending a job."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+import errno
+import json
+import os
+import platform
+import secrets
+import shutil
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from portwright import __version__
 from portwright.errors import UserError
+from portwright.job.atomic import atomic_write_text, explain_os_error
 from portwright.launch import csctl, local, registry, slurm
-from portwright.launch.ask import adopt, ask_state
-from portwright.launch.folder import NameTakenError, note_error, note_scheduler_id, render_files, write_folder
+from portwright.launch.checks import check_job
+from portwright.launch.findings import Finding, run_program
+from portwright.launch.job import MANIFEST, SCHEDULER_ID
 from portwright.launch.planning import Plan, Request, make_plan
-from portwright.launch.registry import Entry
+from portwright.launch.registry import Entry, adopt, ask_state
+from portwright.launch.script import render_job
+from portwright.launch.task_script import render_task
 from portwright.launch.times import now
-
-if TYPE_CHECKING:
-    from portwright.launch.checks import Finding
 
 _NAME_TRIES = 20
 
@@ -50,8 +60,6 @@ class Prepared:
 
 def prepare(request: Request, *, probe: bool = False) -> Prepared:
     """Plans and checks a job without writing anything. With `probe` a node checks the paths too."""
-    from portwright.launch.checks import Finding, check_job
-
     plan = make_plan(request)
     findings = [Finding("warning", note, "") for note in plan.notes]
     if plan.params.problem is not None:
@@ -72,7 +80,16 @@ def submit(prepared: Prepared, *, force: bool = False) -> Entry:
     with registry.locked():
         refuse_same_model_dir(prepared.plan.job.model_dir)
         prepared = _write(prepared)
-        entry = _entry_of(prepared)
+        job = prepared.plan.job
+        entry = Entry(
+            name=job.name,
+            folder=job.folder,
+            site=job.site.name,
+            scheduler=job.site.scheduler,
+            submitted=now(),
+            model_dir=str(job.model_dir),
+            title=prepared.request.subject,
+        )
         registry.write_entry(entry)
         # Under the lock, since other submissions cannot see yet that this job will use its model_dir.
         return _hand_over(entry, prepared.plan)
@@ -149,24 +166,12 @@ def _write(prepared: Prepared) -> Prepared:
     raise UserError("other jobs take every name that is tried.", "Choose another --name.")
 
 
-def _entry_of(prepared: Prepared) -> Entry:
-    job = prepared.plan.job
-    return Entry(
-        name=job.name,
-        folder=job.folder,
-        site=job.site.name,
-        scheduler=job.site.scheduler,
-        submitted=now(),
-        model_dir=str(job.model_dir),
-        title=prepared.request.subject,
-    )
-
-
 def _hand_over(entry: Entry, plan: Plan) -> Entry:
     try:
         scheduler_id = _start(plan)
     except UserError as error:
-        note_error(entry.folder, str(error))
+        with (entry.folder / "log.txt").open("a", encoding="utf-8") as log:
+            log.write(f"portwright: {now()} not submitted: {error}\n")
         registry.write_entry(replace(entry, error=error.message))
         raise type(error)(
             f"{entry.name} was not submitted: {error.message}",
@@ -174,7 +179,7 @@ def _hand_over(entry: Entry, plan: Plan) -> Entry:
         ) from error
     taken = replace(entry, scheduler_id=scheduler_id)
     registry.write_entry(taken)
-    note_scheduler_id(entry.folder, scheduler_id)
+    atomic_write_text(entry.folder / SCHEDULER_ID, f"{scheduler_id}\n")
     return taken
 
 
@@ -183,20 +188,140 @@ def _start(plan: Plan) -> str:
     if job.site.scheduler == "slurm":
         try:
             return slurm.submit(job.folder / "job.sh")
-        except slurm.NoAnswerError:
-            found = _search_queue(lambda: slurm.find_by_name(job.name))
-            if found is None:
-                raise
-            return found
+        except slurm.NoAnswerError:  # the job may be in the queue all the same
+            with suppress(UserError):
+                if found := slurm.find_by_name(job.name):
+                    return found
+            raise
     limits = job.resources
     return local.start(
         job.folder, minutes=limits.minutes, grace_seconds=limits.grace_seconds, max_retries=job.max_retries
     )
 
 
-def _search_queue(ask: Callable[[], str | None]) -> str | None:
-    """Looks in the queue for a job whose answer from sbatch was lost."""
+_GIT_SECONDS = 10.0
+
+
+class NameTakenError(UserError):
+    """Another process has meanwhile made a folder of that name."""
+
+
+def render_files(plan: Plan, request: Request) -> dict[str, str]:
+    """All files of a job's folder, by name."""
+    return {
+        "job.sh": render_job(plan.job),
+        "task.sh": render_task(plan.job),
+        "params.yaml": plan.params.as_yaml(),
+        MANIFEST: json.dumps(make_manifest(plan, request), indent=2, ensure_ascii=False) + "\n",
+        "log.txt": "",
+    }
+
+
+def make_manifest(plan: Plan, request: Request) -> dict[str, Any]:
+    """What was submitted, for a person and for `portwright jobs`; the values of passed variables are written to no file."""
+    job, container = plan.job, plan.job.container
+    return {
+        "name": job.name,
+        "site": request.site,  # as given, name or path
+        "scheduler": job.site.scheduler,
+        "subject": request.subject,
+        "subject_folder": str(plan.subject.folder),
+        "command": command_words(request),
+        "mode": None if request.hpc else plan.mode,
+        "target": job.target,
+        "time": now(),
+        "workdir": str(job.workdir),
+        "model_dir": str(job.model_dir),
+        "params_from": str(plan.params.source),
+        "steps": [
+            {"name": step.name, "ntasks": step.ntasks, "tasks": step.tasks, "words": list(step.words)}
+            for step in job.steps
+        ],
+        "resources": {**asdict(job.resources), "flags": list(job.resources.flags)},
+        "container": None if container is None else container.kind,
+        "image": None if container is None else container.image,
+        "binds": [] if container is None else [list(bind) for bind in container.binds],
+        "modules": list(job.modules),
+        "environment": sorted(job.environment),  # names; job.sh has the values
+        "passed": list(job.passed),
+        "max_retries": job.max_retries,
+        "code": _describe_code(plan.subject.folder),
+        "versions": _versions(),
+    }
+
+
+def command_words(request: Request) -> list[str]:
+    """The command that was given, without the values of -D and --env, which only params.yaml and job.sh contain."""
+    words = ["portwright", "submit", request.subject]
+    for name, value in asdict(request).items():
+        flag = _FLAGS.get(name, "--" + name.replace("_", "-"))
+        if name == "subject" or value is None or value == () or value is False:
+            continue
+        for each in value if isinstance(value, tuple) else (value,):
+            if name in ("overrides", "env"):
+                each = each.partition("=")[0] + "=..."
+            words += [flag] if each is True else [flag, str(each)]
+    return words
+
+
+_FLAGS = {
+    "overrides": "-D",
+    "model_dir": "--model_dir",
+    "flags": "--flag",
+    "binds": "--bind",
+    "passed": "--pass",
+    "memory": "--mem",
+}
+
+
+def write_folder(folder: Path, files: Mapping[str, str]) -> None:
+    """Makes `folder` with all its files, readable by its owner alone."""
+    temp = folder.parent / f".new-{folder.name}-{secrets.token_hex(4)}"
     try:
-        return ask()
-    except UserError:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        temp.mkdir(mode=0o700)
+        try:
+            for name, text in files.items():
+                _write_private(temp / name, text, 0o700 if name.endswith(".sh") else 0o600)
+            (temp / "steps").mkdir(mode=0o700)
+            temp.rename(folder)  # fails where a folder of that name has files in it
+        except OSError:
+            shutil.rmtree(temp, ignore_errors=True)
+            raise
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR) and os.path.lexists(folder):
+            raise NameTakenError(f"{folder} exists already.", "Choose another --name.") from error
+        raise explain_os_error(error, folder) from error
+
+
+def _write_private(path: Path, text: str, mode: int) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
+    with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+        file.write(text)
+        file.flush()
+        os.fchmod(file.fileno(), mode)  # whatever the umask
+        os.fsync(file.fileno())
+
+
+def _describe_code(folder: Path) -> dict[str, Any] | None:
+    """The git commit that the code is at, and whether it was changed since; None outside of git."""
+
+    def git(*words: str) -> str | None:
+        answer = run_program(
+            ["git", "--no-optional-locks", "-C", str(folder), *words], timeout_seconds=_GIT_SECONDS
+        )
+        return answer.out.strip() if answer.is_good else None
+
+    commit = git("rev-parse", "--verify", "HEAD")
+    if not commit:
         return None
+    changes = git("status", "--porcelain", "--untracked-files=no", "--", ".")
+    return {"commit": commit, "changed": None if changes is None else bool(changes)}
+
+
+def _versions() -> dict[str, str]:
+    found = {"portwright": __version__, "python": platform.python_version()}
+    for name in ("torch", "tensorflow", "tensorflow-cpu"):
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found

@@ -29,7 +29,7 @@ def render_task(job: Job) -> str:
     pieces = [
         _HEAD,
         _SLURM_RANKS if slurm else "",
-        _contained(job, container) if container else _PLAIN_PROGRAM,
+        *(_contained(job, container) if container else [_PLAIN_PROGRAM]),
         _RUN,
         _coordinator_status(job) if slurm and has_stream(job) else "",
         _end(job),
@@ -120,9 +120,8 @@ def _is_stream_step(job: Job) -> str:
     return f"[[ {' || '.join(tests)} ]]"
 
 
-def _contained(job: Job, container: Container) -> str:
-    pieces = [_image(container), _packages(container), _visible(job, container), _program(container)]
-    return "\n\n".join(piece for piece in pieces if piece)
+def _contained(job: Job, container: Container) -> list[str]:
+    return [_image(container), _packages(container), _visible(job, container), _program(container)]
 
 
 def _image(container: Container) -> str:

@@ -32,18 +32,13 @@ def minutes_of(text: str) -> int:
     given = text.strip()
     if not given.isascii():
         raise UserError(f"expected a time, received {show(text)}.", _FORMS_SAID)
-    for form, units in _FORMS:
-        match = form.fullmatch(given)
-        if match is not None:
-            return _whole_minutes(text, [int(part[:12]) for part in match.groups()], units)
-    raise UserError(f"expected a time, received {show(text)}.", _cure(given))
-
-
-def _whole_minutes(text: str, numbers: list[int], units: tuple[int, ...]) -> int:
-    seconds = sum(number * unit for number, unit in zip(numbers, units, strict=True))
-    if seconds == 0:
-        raise UserError(f"expected a time above zero, received {show(text)}.", "Give at least a minute.")
+    found = [(match.groups(), units) for form, units in _FORMS if (match := form.fullmatch(given))]
+    if not found:
+        raise UserError(f"expected a time, received {show(text)}.", _cure(given))
+    seconds = sum(int(part[:12]) * unit for part, unit in zip(*found[0], strict=True))
     minutes = -(-seconds // 60)
+    if minutes == 0:
+        raise UserError(f"expected a time above zero, received {show(text)}.", "Give at least a minute.")
     if minutes > _LONGEST_MINUTES:
         raise UserError(f"expected a time of at most a year, received {show(text)}.", _FORMS_SAID)
     return minutes

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from portwright.errors import PortwrightError
 from portwright.launch.local import read_manifest
 from portwright.launch.page_text import clean
-from portwright.launch.progress import Progress, ProgressReader, as_plain, read_tail, read_time
+from portwright.launch.progress import Progress, ProgressReader, read_tail, read_time
 from portwright.launch.queue_words import explain_reason, explain_status, explain_word
 from portwright.launch.registry import Entry
 from portwright.launch.slurm import SlurmState
@@ -30,21 +30,11 @@ AskState = Callable[[Entry], SlurmState]
 
 
 @dataclass(frozen=True)
-class Asked:
-    """The resources of a job, from its manifest."""
-
-    partition: str | None = None
-    minutes: int = 0
-    grace_seconds: int = 0
-    model_dir: str | None = None
-
-
-@dataclass(frozen=True)
 class View:
     """A job at one moment; `render` makes pages of it."""
 
     entry: Entry
-    asked: Asked
+    asked: Mapping[str, Any]  # the resources of the job, as in its manifest
     phase: Phase
     state: SlurmState | None  # None: the scheduler did not answer
     unanswered: str | None  # why it did not
@@ -59,7 +49,7 @@ class View:
 
     @property
     def model_dir(self) -> str | None:
-        return self.entry.model_dir or self.asked.model_dir
+        return self.entry.model_dir or None
 
     @property
     def age_seconds(self) -> float | None:
@@ -95,34 +85,34 @@ class View:
         training, limit = self.training_seconds_left, self.limit_seconds_left
         if training is None or limit is None:
             return None
-        over = training - max(0, limit - self.asked.grace_seconds)
+        grace = self.asked.get("grace_seconds") or 0
+        over = training - max(0, limit - grace)
         if over <= 0:
             return 0
-        each = self.asked.minutes * 60 - self.asked.grace_seconds
+        each = (self.asked.get("minutes") or 0) * 60 - grace
         return math.ceil(over / each) if each > 0 else None
 
     @property
     def why_failed(self) -> str:
         """The cause in words: the scheduler's reason for the end, and the meaning of the status."""
-        status = self.state.exit if self.state and self.state.exit else self.progress.status
-        status = status if status else self.entry.status
-        words = explain_word(self.state.word) if self.state else ""
-        if not words and self.state and self.state.reason and self.state.word == "":
-            words = self.state.reason  # a sentence of the local supervisor's
-        words = words or self.entry.reason  # as noted at the end
+        state = self.state or SlurmState("unknown")
+        status = state.exit or self.progress.status or self.entry.status
+        # Without a word of SLURM's the reason is a sentence of the local supervisor's.
+        words = explain_word(state.word) if state.word else state.reason
         told = explain_status(status) if status else ""
         where = f"step {self.progress.step}" if self.progress.step else ""
-        return "; ".join(part for part in (where, words, told) if part) or "nobody says why"
+        parts = (where, words or self.entry.reason, told)
+        return "; ".join(filter(None, parts)) or "nobody says why"
 
     def as_json(self) -> dict[str, Any]:
         waits = self.state is not None and self.phase in ("pending", "requeued")
         reason = explain_reason(self.state.reason) if self.state is not None and waits else None
         return {
-            **as_plain(self.entry),
+            **asdict(self.entry),
             "folder": str(self.entry.folder),
             "model_dir": self.model_dir,
             "state": self.phase,
-            "scheduler_state": self.state.as_dict() if self.state else None,
+            "scheduler_state": asdict(self.state) if self.state else None,
             "unanswered": self.unanswered,
             "reason": reason.words if reason else None,
             "why_failed": self.why_failed if self.phase in ("failed", "lost") else None,
@@ -147,9 +137,9 @@ class Looker:
         is_brief: bool = False,
     ) -> None:
         self.entry, self._ask_state, self._clock = entry, ask_state, clock
-        self._asked = read_asked(entry.folder)
-        model_dir = entry.model_dir or self._asked.model_dir
-        self._reader = ProgressReader(entry.folder, Path(model_dir) if model_dir else None, is_brief=is_brief)
+        self._asked = read_manifest(entry.folder).get("resources") or {}
+        model_dir = Path(entry.model_dir) if entry.model_dir else None
+        self._reader = ProgressReader(entry.folder, model_dir, is_brief=is_brief)
         self._is_brief = is_brief
         self._explained: tuple[int, tuple[tuple[str, str], ...]] = (-1, ())  # size of the log, its causes
         self.state: SlurmState | None = None
@@ -192,9 +182,7 @@ class Looker:
         return self._explained[1]
 
 
-def find_phase(
-    entry: Entry, state: SlurmState | None, progress: Progress, asked_at: float | None = None
-) -> Phase:
+def find_phase(entry: Entry, state: SlurmState | None, progress: Progress, asked_at: float | None) -> Phase:
     """The phase of a job; the scheduler knows whether it runs, the job's own files how it ended.
 
     The files go before an older answer of the scheduler's.
@@ -205,9 +193,7 @@ def find_phase(
     if ended is not None:
         return ended
     written, ended = progress.state, _ending(progress.state)
-    on_its_way: Phase | None = (
-        "running" if written == "running" else "requeued" if written == "requeued" else None
-    )
+    on_its_way = next((phase for phase in ("running", "requeued") if phase == written), None)
     is_newer = asked_at is not None and progress.time is not None and progress.time >= asked_at
     if is_newer and (newer := ended or on_its_way):
         return newer
@@ -227,19 +213,6 @@ def _ending(word: str | None) -> Phase | None:
     return next((phase for phase in ("done", "failed", "cancelled") if phase == word), None)
 
 
-def read_asked(folder: Path) -> Asked:
-    """Reads a job's resources from its manifest; empty where it cannot be read."""
-    manifest = read_manifest(folder)
-    resources = manifest.get("resources")
-    resources = resources if isinstance(resources, dict) else {}
-    texts = [
-        x if isinstance(x, str) and x else None
-        for x in (resources.get("partition"), manifest.get("model_dir"))
-    ]
-    numbers = [x if type(x) is int and x > 0 else 0 for x in map(resources.get, ("minutes", "grace_seconds"))]
-    return Asked(texts[0], numbers[0], numbers[1], texts[1])
-
-
 def _last_lines(log: Path) -> tuple[str, ...]:
     text = read_tail(log, _LOG_TAIL_BYTES, []).decode("utf-8", errors="replace")
     lines = [clean(line) for line in text.split("\n")]
@@ -248,13 +221,12 @@ def _last_lines(log: Path) -> tuple[str, ...]:
 
 def _explain(log: Path) -> tuple[tuple[str, str], ...]:
     """The first causes of the last failed step in the log, each with its cure."""
-    from portwright.launch.explain import explain_log
+    from portwright.launch.explain import errors_by_run, explain_log
 
     try:
-        errors = [found for found in explain_log(log) if found.level == "error"]
+        last, _ = errors_by_run(explain_log(log))
     except PortwrightError:  # no readable log
         return ()
-    last = [found for found in errors if (found.step, found.attempt) == (errors[-1].step, errors[-1].attempt)]
     return tuple(
         (f"{found.meaning.rstrip('.')} (line {found.line})", found.cure) for found in last[:_MOST_CAUSES]
     )

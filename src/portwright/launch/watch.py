@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, TextIO
 
 from portwright.errors import PortwrightError
 from portwright.job.stdout import printing
-from portwright.launch.ask import ask_state, ask_states
 from portwright.launch.page_text import (
     Marks,
     as_rich,
@@ -21,7 +20,7 @@ from portwright.launch.page_text import (
     page_width,
     print_lines,
 )
-from portwright.launch.registry import Entry
+from portwright.launch.registry import Entry, ask_state, ask_states
 from portwright.launch.render import job_page, status_line
 from portwright.launch.slurm import SlurmState
 from portwright.launch.view import AskState, Looker, View
@@ -60,8 +59,7 @@ def look_at_jobs(
     ask_all: Callable[[Sequence[Entry]], dict[str, SlurmState]] = ask_states,
 ) -> list[View]:
     """The views of many jobs, for a table: SLURM is asked once for all, and only the ends of long logs are read."""
-    answers: dict[str, SlurmState] = {}
-    problem: PortwrightError | None = None
+    answers, problem = dict[str, SlurmState](), None
     try:
         answers = ask_all(entries)
     except PortwrightError as error:
@@ -125,7 +123,12 @@ class _Follower:
         draws = is_terminal(self._stream) and os.environ.get("TERM") != "dumb"
         try:
             if draws:
-                with self._make_live() as live:
+                from rich.live import Live
+
+                console = make_console(self._stream)
+                with Live(
+                    console=console, auto_refresh=False, transient=True, vertical_overflow="crop"
+                ) as live:
                     self._watch(live)
             else:
                 self._watch(None)
@@ -199,10 +202,3 @@ class _Follower:
         if view.unanswered:
             line += f"  (the scheduler does not answer: {view.unanswered})"
         print(line, file=self._stream, flush=True)
-
-    def _make_live(self) -> Live:
-        from rich.live import Live
-
-        return Live(
-            console=make_console(self._stream), auto_refresh=False, transient=True, vertical_overflow="crop"
-        )

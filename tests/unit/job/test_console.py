@@ -27,9 +27,6 @@ def _say_all(console: Console) -> None:
         ({}, ["i", "note: n", "warning: w", "error: e"]),
         ({"level": "warning"}, ["warning: w", "error: e"]),
         ({"level": "ERROR"}, ["error: e"]),
-        ({"quiet": True}, ["warning: w", "error: e"]),
-        ({"quiet": True, "level": "DEBUG"}, ["warning: w", "error: e"]),
-        ({"quiet": True, "level": "ERROR"}, ["error: e"]),
         ({"level": "WARNING", "prefix": "[1] "}, ["[1] warning: w", "[1] error: e"]),
     ],
 )

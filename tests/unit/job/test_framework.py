@@ -9,7 +9,7 @@ import pytest
 from portwright.discover import FRAMEWORKS, find_all_models, find_models
 from portwright.errors import UserError
 from portwright.job.framework import framework_of
-from portwright.job.new import make_model_folder
+from portwright.job.model_list import make_model_folder
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from portwright.errors import UnsupportedError, UserError
-from portwright.job import vendor_env_make
+from portwright.job import vendor_env
 from portwright.job.vendor_env import (
     HANDED_OVER,
     STAMP,
@@ -23,14 +23,16 @@ from portwright.job.vendor_env import (
     command_words,
     envs_folder,
     explain_missing,
+    find_base_python,
     find_known,
     find_usable,
     hand_over_if_elsewhere,
     lent_folder,
     make_env,
+    make_environment,
+    register_python,
     write_record,
 )
-from portwright.job.vendor_env_make import find_base_python, make_environment, register_python
 
 
 @pytest.fixture
@@ -150,8 +152,8 @@ def make_quick(environment: VendorEnvironment, monkeypatch: pytest.MonkeyPatch) 
             python.symlink_to(sys.executable)
         time.sleep(0.05)
 
-    monkeypatch.setattr(vendor_env_make, "_probe", lambda python, environment: {"sdk": "1.0"})
-    monkeypatch.setattr(vendor_env_make, "_run", run)
+    monkeypatch.setattr(vendor_env, "_probe", lambda python, environment: {"sdk": "1.0"})
+    monkeypatch.setattr(vendor_env, "_run", run)
     return environment
 
 
@@ -193,7 +195,7 @@ def test_a_failed_step_is_told_with_its_log(tmp_path: Path) -> None:
     code = "print('Downloading torch-2.4.0.whl (797.2 MB)'); print('ERROR: no route to \u00fc'); raise SystemExit(1)"
     said: list[str] = []
     with pytest.raises(UnsupportedError, match="could not install toy: ERROR: no route") as caught:
-        vendor_env_make._run([sys.executable, "-c", code], log, said.append, "install toy")
+        vendor_env._run([sys.executable, "-c", code], log, said.append, "install toy")
     assert str(log) in caught.value.cure
     assert "no route" in log.read_text(encoding="utf-8")
     assert said == ["  torch-2.4.0.whl (797.2 MB)"]
@@ -204,17 +206,17 @@ def test_a_failure_leaves_it_unknown_until_it_is_mended(
 ) -> None:
     make_quick(environment, monkeypatch)
     make_environment(environment, print)
-    quick = vendor_env_make._run
+    quick = vendor_env._run
 
     def fail(*arguments: object) -> None:
         raise UnsupportedError("could not install", "try again")
 
-    monkeypatch.setattr(vendor_env_make, "_run", fail)
+    monkeypatch.setattr(vendor_env, "_run", fail)
     environment.requirements.write_text("# other pins\n")
     with pytest.raises(UnsupportedError):
         make_environment(environment, print)
     assert find_known(environment) is None
-    monkeypatch.setattr(vendor_env_make, "_run", quick)
+    monkeypatch.setattr(vendor_env, "_run", quick)
     assert make_environment(environment, print).sdk == "1.0"
 
 
@@ -300,7 +302,7 @@ def test_hand_over_becomes_the_other_process(environment: VendorEnvironment, tmp
         "sys.exit(85)\n"
     )
     env = {k: v for k, v in os.environ.items() if k != "OMP_NUM_THREADS"}
-    env["PYTHONPATH"] = str(Path(vendor_env_make.__file__).parents[2])
+    env["PYTHONPATH"] = str(Path(vendor_env.__file__).parents[2])
     done = subprocess.run(
         [sys.executable, "-u", str(script), "CSX", "--x=a b"],
         input="fed", capture_output=True, text=True, env=env, check=False,
@@ -323,7 +325,7 @@ def test_env_variables_lend_the_checkout(environment: VendorEnvironment) -> None
     env = make_env(environment, former)
     assert env["OMP_NUM_THREADS"] == "4"
     assert "PYTHONHOME" not in env
-    assert env["PYTHONPATH"] == f"{Path(vendor_env_make.__file__).parents[2]}{os.pathsep}/mine"
+    assert env["PYTHONPATH"] == f"{Path(vendor_env.__file__).parents[2]}{os.pathsep}/mine"
 
 
 def test_an_installed_portwright_is_lent_without_its_neighbours(

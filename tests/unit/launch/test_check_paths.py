@@ -31,7 +31,7 @@ def test_a_cluster_that_queues_by_itself_has_nodes_too(tmp_path: Path) -> None:
     unseen = find_unseen(Path("/tmp/model_dir"), job, at_site=True)
     assert unseen is not None
     assert unseen.level == "error"
-    assert "/projects" in unseen.why
+    assert "/projects" in unseen.what
     assert find_unseen(Path("/projects/me/model_dir"), job, at_site=True) is None
 
 

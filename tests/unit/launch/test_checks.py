@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from portwright.launch import check_paths, check_space
+from portwright.launch import check_paths, check_run
 from portwright.launch.check_paths import needed_paths
-from portwright.launch.check_space import parse_quota
+from portwright.launch.check_run import parse_quota
 from portwright.launch.checks import Answer, Finding, check_job, run_program
 from portwright.launch.job import Container, Job, Resources, Step
-from portwright.launch.partition import Gres, parse_gres, read_nodes, read_partitions
 from portwright.launch.site import Site
+from portwright.launch.slurm import Gres, parse_gres, read_nodes, read_partitions
 
 # Recorded: scontrol -o show partition, of a cluster made for it.
 PARTITION = (
@@ -581,7 +581,7 @@ class Disk:
 
 def test_room_for_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_run(tmp_path / "model_dir", rate=1.0, size=1 << 20)
-    monkeypatch.setattr(check_space.os, "statvfs", lambda path: Disk(3 << 20))
+    monkeypatch.setattr(check_run.os, "statvfs", lambda path: Disk(3 << 20))
     found = only_error(make_job(tmp_path), {"runconfig": {"max_checkpoints": 4}})
     assert "has 3.0 MiB free, and checkpoints need about 4.0 MiB" in found.what
     assert errors(make_job(tmp_path), {"runconfig": {"max_checkpoints": 2}}) == []
@@ -593,7 +593,7 @@ def test_room_for_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 def test_room_without_a_checkpoint_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = check_job(make_job(tmp_path), {}, run=Programs())
     assert any("has no checkpoint yet" in note for note in levels(found, "note"))
-    monkeypatch.setattr(check_space.os, "statvfs", lambda path: Disk(1000))
+    monkeypatch.setattr(check_run.os, "statvfs", lambda path: Disk(1000))
     assert any(
         "only 1000 B free" in what
         for what in levels(check_job(make_job(tmp_path), {}, run=Programs()), "warning")

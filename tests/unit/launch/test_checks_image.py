@@ -8,7 +8,7 @@ from typing import Any
 
 from unit.launch.test_checks import make_job, make_site
 
-from portwright.launch.check_image import check_container
+from portwright.launch.check_paths import check_container
 from portwright.launch.findings import Finding
 from portwright.launch.job import Container, Job
 

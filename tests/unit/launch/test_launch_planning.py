@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from portwright.errors import UserError
 from portwright.job.yaml_source import read_yaml
 from portwright.launch import registry
-from portwright.launch.folder import NameTakenError, command_words, make_manifest, render_files, write_folder
 from portwright.launch.planning import Request, make_plan
 from portwright.launch.resolved import ResolvedParams
+from portwright.launch.submit import NameTakenError, command_words, make_manifest, render_files, write_folder
 
 PARAMS = """\
 train_input: {batch_size: 4, data_dir: data, extra: kept}

@@ -12,10 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from watched_job import NOW, SUBMITTED, Watched, line, training_lines
 
-from portwright.launch import metrics_file
-from portwright.launch.checkpoints_seen import list_seen
-from portwright.launch.metrics_file import MetricsFile, thin_out
+from portwright.launch import run_files
 from portwright.launch.progress import Progress, ProgressReader, Training
+from portwright.launch.run_files import MetricsFile, list_seen, thin_out
 
 
 @pytest.fixture
@@ -169,8 +168,8 @@ def test_what_was_read_is_not_read_again(job: Watched, monkeypatch: pytest.Monke
     job.log(training_lines(500))
     reader.read()
     parsed: list[bytes] = []
-    parse = metrics_file._parse
-    monkeypatch.setattr(metrics_file, "_parse", lambda raw: (parsed.append(raw), parse(raw))[1])
+    parse = run_files._parse
+    monkeypatch.setattr(run_files, "_parse", lambda raw: (parsed.append(raw), parse(raw))[1])
     with job.metrics.open("a") as file:
         file.write(json.dumps(line(510, 0.1, 255.0, NOW)) + "\n")
     training = reader.read().training
@@ -180,8 +179,8 @@ def test_what_was_read_is_not_read_again(job: Watched, monkeypatch: pytest.Monke
 
 
 def test_of_a_huge_file_the_end_is_read(job: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_file, "_MOST_BYTES", 100_000)
-    monkeypatch.setattr(metrics_file, "_TAIL_BYTES", 5_000)
+    monkeypatch.setattr(run_files, "_MOST_BYTES", 100_000)
+    monkeypatch.setattr(run_files, "_TAIL_BYTES", 5_000)
     before = [line(s, 100.0 / s, s / 2, SUBMITTED + s / 2) for s in range(1, 1001)]
     after = [line(s, 100.0 / s, (s - 1000) / 4, SUBMITTED + 1000 + s / 4) for s in range(1001, 2001)]
     job.log([*before, *after])

@@ -118,7 +118,7 @@ def test_cancel_ends_the_whole_tree_and_nothing_begins_again(folder: Path) -> No
 def test_tasks_that_do_not_heed_a_cancel_are_killed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_script(folder, "say_state running 0; trap '' TERM; echo up; while :; do sleep 0.1; done")
     monkeypatch.setenv("PORTWRIGHT_TEST", "1")
-    words = "import sys; from portwright.launch import process_tree, supervisor; process_tree.KILL_WAIT_SECONDS = 0.3; sys.exit(supervisor.main(sys.argv[1:]))"
+    words = "import sys; from portwright.launch import local, process_tree; process_tree.KILL_WAIT_SECONDS = 0.3; sys.exit(local.main(sys.argv[1:]))"
     env = {**os.environ, local.FOLDER_VARIABLE: str(folder)}
     with (folder / "log.txt").open("wb") as log:
         process = subprocess.Popen([sys.executable, "-c", words, str(folder)], stdout=log, env=env)
@@ -218,7 +218,7 @@ def test_kills_count_only_as_long_as_nothing_is_reached(folder: Path, progress: 
 
 def test_a_disk_that_is_full_does_not_end_the_watching(folder: Path) -> None:
     write_script(folder, 'mkdir "$F/state.json"; exit 4')  # so that nothing can be noted there
-    words = [sys.executable, "-m", "portwright.launch.supervisor", str(folder)]
+    words = [sys.executable, "-m", "portwright.launch.local", str(folder)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60)
     assert done.returncode == 4, done.stderr
     assert "could not be noted" in done.stdout

@@ -14,9 +14,8 @@ import pytest
 
 from portwright.errors import UserError
 from portwright.launch import local, registry, slurm
-from portwright.launch.ask import ask_state, list_entries
 from portwright.launch.queue_words import explain_word
-from portwright.launch.registry import Entry
+from portwright.launch.registry import Entry, ask_state, list_entries
 from portwright.launch.slurm import SlurmState
 from portwright.launch.watch import look_at_job
 

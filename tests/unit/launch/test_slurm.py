@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from portwright.launch import slurm
-from portwright.launch.ask import ask_state, judge, status_of
-from portwright.launch.registry import Entry
+from portwright.launch.registry import Entry, ask_state, judge, status_of
 from portwright.launch.slurm import NoAnswerError, SlurmError, SlurmState
 
 RUNNING = (

@@ -155,7 +155,7 @@ def write_folder(folder: Path) -> None:
 
 
 def test_a_run_on_files_goes_on_after_a_stop_as_if_there_had_been_none(tmp_path: Path, run_cli: Any) -> None:
-    from portwright.job.new import make_model_folder
+    from portwright.job.model_list import make_model_folder
 
     folder = make_model_folder(tmp_path / "mine", "pytorch", "unet")
     write_folder(tmp_path / "files")

@@ -15,7 +15,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from portwright.errors import UserError
-from portwright.job.new import make_model_folder
+from portwright.job.model_list import make_model_folder
 from portwright.stream.roles import read_role, tf_config
 
 

@@ -309,7 +309,7 @@ def _own_modules(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_own_modules")
 def test_the_command_checks_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from portwright.job.new import make_model_folder
+    from portwright.job.model_list import make_model_folder
     from portwright.tensorflow.input_check.command import check_and_print
 
     folder = make_model_folder(tmp_path / "mine", "tensorflow", None)

@@ -1,15 +1,19 @@
-"""Reads a metrics.jsonl that grows: each time only the new lines, fewer points where it is long, and only the end of a huge one."""
+"""What a run writes: a metrics.jsonl that grows, and checkpoints; and the step that its params have it end at."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import re
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from portwright.job.logs import is_metrics_line
 
 _MOST_BYTES = 4 << 20  # larger files are read from near the end, since a page must come at once
 _TAIL_BYTES = 256 << 10
@@ -61,14 +65,13 @@ class Metrics:
         told = self.train.values.get("steps_per_second") if self.train else None
         return told if told is not None and math.isfinite(told) and told > 0 else None
 
-    def samples_per_step(self) -> float | None:
-        if self.train is None:
-            return None
-        told = self.train.values
+    def samples_per_second(self, steps_per_second: float | None) -> float | None:
+        """The speed in samples, as many a step as the last line says."""
+        told = self.train.values if self.train else {}
         samples, steps = told.get("samples_per_second"), told.get("steps_per_second")
-        if samples is None or not steps or not math.isfinite(samples / steps):
+        if steps_per_second is None or samples is None or not steps or not math.isfinite(samples / steps):
             return None
-        return samples / steps
+        return samples / steps * steps_per_second
 
 
 class MetricsFile:
@@ -199,14 +202,11 @@ def _parse(raw: bytes) -> Logged | None:
         line = json.loads(raw)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(line, dict) or type(line.get("step")) is not int:
+    if not is_metrics_line(line):
         return None
-    values, named = line.get("values"), line.get("non_finite")
-    if not isinstance(values, dict):
-        return None
-    numbers = {str(name): number(x) for name, x in values.items()}
-    if isinstance(named, dict):
-        numbers.update({str(name): _named(x) for name, x in named.items()})
+    numbers = {name: number(x) for name, x in line["values"].items()}
+    # null stands for one that is not finite; which, is told apart
+    numbers |= {name: float(x) for name, x in line.get("non_finite", {}).items()}
     losses = line.get("losses")
     return Logged(
         kind=str(line.get("kind", "train")),
@@ -221,10 +221,8 @@ def _parse(raw: bytes) -> Logged | None:
 
 def number(value: Any) -> float:
     """A value of a JSON file as a float; NaN where it is none, as null stands for one that is not finite."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return math.nan
     try:
-        return float(value)
+        return float(value) if type(value) in (int, float) else math.nan
     except OverflowError:
         return math.inf
 
@@ -234,8 +232,70 @@ def _finite(value: Any) -> float | None:
     return found if math.isfinite(found) else None
 
 
-def _named(value: Any) -> float:
+_FOLDER = re.compile(r"checkpoint_(0|[1-9][0-9]*)", re.ASCII)
+_INDEX = re.compile(r"model\.ckpt-([0-9]+)\.index", re.ASCII)
+
+
+@dataclass(frozen=True)
+class CheckpointSeen:
+    """A finished checkpoint; its bytes are not checked here, but by `portwright checkpoints`."""
+
+    step: int
+    path: str
+    size_bytes: int
+    written: float  # wall time
+
+
+def list_seen(model_dir: Path) -> list[CheckpointSeen]:
+    """Finished checkpoints, the one written first first; none where the folder is not there. May raise an OSError."""
+    found = []
     try:
-        return float(value)
-    except (TypeError, ValueError):
-        return math.nan
+        entries = list(model_dir.iterdir())
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    for entry in entries:
+        # One was removed meanwhile, as the run keeps only the newest; or its manifest is not there yet.
+        with suppress(OSError):
+            if match := _FOLDER.fullmatch(entry.name):
+                found.append(_of_folder(entry, int(match[1])))
+            elif match := _INDEX.fullmatch(entry.name):
+                found.append(_of_index(entry, int(match[1])))
+    return sorted(found, key=lambda seen: (seen.written, seen.step))
+
+
+def _of_folder(folder: Path, step: int) -> CheckpointSeen:
+    written = (folder / "manifest.json").stat().st_mtime  # it is written last
+    size = sum(file.stat().st_size for file in folder.iterdir())
+    return CheckpointSeen(step, str(folder), size, written)
+
+
+def _of_index(index: Path, step: int) -> CheckpointSeen:
+    name = index.name.removesuffix(".index")
+    files = [index, *index.parent.glob(f"{name}.data-*"), *index.parent.glob(f"{name}.meta")]
+    size = sum(file.stat().st_size for file in files)
+    return CheckpointSeen(step, str(index.with_name(name)), size, index.stat().st_mtime)
+
+
+def newest_step(model_dir: Path) -> int | None:
+    """The step of the furthest checkpoint; None where there is none, or the folder cannot be read."""
+    with suppress(OSError):
+        return max((seen.step for seen in list_seen(model_dir)), default=None)
+    return None
+
+
+def runconfig_of(params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The section runconfig of params that were not checked."""
+    found = params.get("runconfig")
+    return found if isinstance(found, Mapping) else {}
+
+
+def last_step_of(runconfig: Mapping[str, Any], first_step: int | None) -> int | None:
+    """The step that a run ends at, as far as its params say; None for `first_step`: num_steps do not tell."""
+    keys = ("max_steps", "num_steps", "num_epochs", "steps_per_epoch")
+    counts = [x if type(x) is int and x > 0 else None for x in map(runconfig.get, keys)]
+    ends, num_steps, num_epochs, epoch = counts[:1], *counts[1:]
+    if num_steps and first_step is not None:
+        ends.append(first_step + num_steps)
+    if num_epochs and epoch:
+        ends.append(num_epochs * epoch)
+    return min(filter(None, ends), default=None)
