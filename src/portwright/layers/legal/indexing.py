@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from portwright.errors import UserError
+from portwright.layers.legal.layers import layer
 from portwright.layers.legal.positions import can_read, gather_along, take_positions
 
 __all__ = [
@@ -189,8 +190,4 @@ def _wrap(dim: int, input: Tensor) -> int:
     return dim % num_dims
 
 
-class ChannelShuffle(nn.ChannelShuffle):
-    """nn.ChannelShuffle, by a view and a transposition."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return channel_shuffle(input, self.groups)
+ChannelShuffle = layer(nn.ChannelShuffle, channel_shuffle, "groups")

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from portwright.layers.legal.layers import layer
+
 __all__ = [
     "AdaptiveMaxPool1d", "AdaptiveMaxPool2d", "AdaptiveMaxPool3d", "MaxUnpool2d", "adaptive_max_pool1d",
     "adaptive_max_pool2d", "adaptive_max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "max_unpool2d",
@@ -156,25 +158,9 @@ def _each(size: Size, num_dims: int) -> tuple[int, ...]:
     return sizes * num_dims if len(sizes) == 1 else sizes
 
 
-class AdaptiveMaxPool1d(nn.AdaptiveMaxPool1d):
-    """nn.AdaptiveMaxPool1d."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return adaptive_max_pool1d(input, self.output_size, self.return_indices)
-
-
-class AdaptiveMaxPool2d(nn.AdaptiveMaxPool2d):
-    """nn.AdaptiveMaxPool2d."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return adaptive_max_pool2d(input, self.output_size, self.return_indices)
-
-
-class AdaptiveMaxPool3d(nn.AdaptiveMaxPool3d):
-    """nn.AdaptiveMaxPool3d."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return adaptive_max_pool3d(input, self.output_size, self.return_indices)
+AdaptiveMaxPool1d = layer(nn.AdaptiveMaxPool1d, adaptive_max_pool1d, "output_size", "return_indices")
+AdaptiveMaxPool2d = layer(nn.AdaptiveMaxPool2d, adaptive_max_pool2d, "output_size", "return_indices")
+AdaptiveMaxPool3d = layer(nn.AdaptiveMaxPool3d, adaptive_max_pool3d, "output_size", "return_indices")
 
 
 class MaxUnpool2d(nn.MaxUnpool2d):

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import product
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from portwright.layers.legal.layers import layer
 
 __all__ = ["Fold", "Unfold", "fold", "unfold", "unfold_dimension"]
 
@@ -107,19 +108,5 @@ def _pair(size: Size) -> tuple[int, int]:
     return (both[0], both[0]) if len(both) == 1 else (both[0], both[1])
 
 
-class Unfold(nn.Unfold):
-    """nn.Unfold, by slices."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        options: Any = self
-        return unfold(input, options.kernel_size, options.dilation, options.padding, options.stride)
-
-
-class Fold(nn.Fold):
-    """nn.Fold, by a transposed convolution."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        options: Any = self
-        return fold(
-            input, options.output_size, options.kernel_size, options.dilation, options.padding, options.stride
-        )
+Unfold = layer(nn.Unfold, unfold, "kernel_size", "dilation", "padding", "stride")
+Fold = layer(nn.Fold, fold, "output_size", "kernel_size", "dilation", "padding", "stride")
