@@ -158,8 +158,7 @@ class Block(nn.Module):
         self._reset_parameters()
 
     def _feed(self, x: Tensor) -> Tensor:
-        fed: Tensor = self.linear2(self.dropout(self.activation(self.linear1(x))))
-        return fed
+        return self.linear2(self.dropout(self.activation(self.linear1(x))))
 
 
 def feed_forward_rate(options: BlockOptions, dropout: float, switch: str) -> float:

@@ -253,8 +253,7 @@ def chunked_cross_entropy(
     needs = [tensor is not None and tensor.requires_grad for tensor in head]
     is_one_number = reduction != "none"
     if is_one_number and any(needs) and torch.is_grad_enabled() and _may_fuse(hidden.dtype):
-        loss: Tensor = _head_loss_and_gradients(coefficients, *head, targets_n, *options, needs)[0]
-        return loss
+        return _head_loss_and_gradients(coefficients, *head, targets_n, *options, needs)[0]
     losses: Tensor = _head_losses(*head, targets_n, *options) * coefficients
     return losses.sum() if is_one_number else losses.reshape(targets.shape)
 

@@ -96,8 +96,7 @@ class Bert(nn.Module):
         x = self.embeddings(input_ids, token_type_ids, position_ids=position_ids)
         x = self.embeddings_dropout(self.embeddings_norm(x))
         padding = None if attention_mask is None else attention_mask == 0
-        encoded: Tensor = self.encoder(x, src_key_padding_mask=padding)
-        return encoded
+        return self.encoder(x, src_key_padding_mask=padding)
 
     def forward(
         self,

@@ -179,8 +179,7 @@ class Gpt(nn.Module):
         if self.window is not None:
             banded = banded_mask(length, num_past, self.window, input_ids.device)
             return self._decode_banded(x, mask, banded if mask is None else banded | mask, options)
-        hidden: Tensor = self.decoder(x, tgt_mask=mask, tgt_is_causal=mask is None, **options)
-        return hidden
+        return self.decoder(x, tgt_mask=mask, tgt_is_causal=mask is None, **options)
 
     def head_weight(self) -> tuple[Tensor, Tensor | None]:
         """Gives the weight [vocabulary, d] and the bias of the output layer, which may be the word embedding."""
@@ -207,8 +206,7 @@ class Gpt(nn.Module):
             cached = {} if past_kv is None else {"past_kv": past_kv[index]}
             x = layer(x, tgt_mask=chosen, tgt_is_causal=chosen is None, **options, **cached)
         norm: Any = self.decoder.norm
-        normed: Tensor = norm(x)
-        return normed
+        return norm(x)
 
 
 _DEFAULTS: dict[str, Any] = {

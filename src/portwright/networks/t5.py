@@ -85,8 +85,7 @@ class T5(EncoderDecoder):
         x = self.dropout(self.embeddings(input_ids))
         length = input_ids.shape[1]
         bias = shared_bias(self.encoder_positions(length, length), padding_mask(attention_mask))
-        memory: Tensor = self.dropout(self.encoder(x, self_attn_position_bias=bias))
-        return memory
+        return self.dropout(self.encoder(x, self_attn_position_bias=bias))
 
     def decode_hidden(
         self,

@@ -133,12 +133,12 @@ def _conv(
     dense: Any = F.conv2d if num_dims == 2 else F.conv3d
     channels = -num_dims - 1
     if groups == 1 or _is_malformed(input, weight, groups, channels):
-        return dense(input, weight, bias, stride, padding, dilation, groups)  # type: ignore[no-any-return]
+        return dense(input, weight, bias, stride, padding, dilation, groups)
     taps = math.prod(weight.shape[2:])
     if weight.shape[1] == 1 and taps <= MOST_TAPS:
         return _depthwise(num_dims, input, weight, bias, stride, padding, dilation)
     if groups > MOST_CHUNKS:
-        return dense(input, _block_diagonal(weight, groups), bias, stride, padding, dilation)  # type: ignore[no-any-return]
+        return dense(input, _block_diagonal(weight, groups), bias, stride, padding, dilation)
     parts = zip(
         input.chunk(groups, channels),
         weight.chunk(groups),
@@ -235,10 +235,10 @@ def _conv_transpose(
     dense: Any = F.conv_transpose2d if num_dims == 2 else F.conv_transpose3d
     channels = -num_dims - 1
     if groups == 1 or input.shape[channels] != weight.shape[0] or weight.shape[0] % groups:
-        return dense(input, weight, bias, stride, padding, output_padding, groups, dilation)  # type: ignore[no-any-return]
+        return dense(input, weight, bias, stride, padding, output_padding, groups, dilation)
     if groups > MOST_CHUNKS:
         spread = _block_diagonal(weight, groups)
-        return dense(input, spread, bias, stride, padding, output_padding, 1, dilation)  # type: ignore[no-any-return]
+        return dense(input, spread, bias, stride, padding, output_padding, 1, dilation)
     parts = zip(
         input.chunk(groups, channels),
         weight.chunk(groups),
@@ -306,14 +306,14 @@ def _padded_conv(module: Any, conv: Any, input: Tensor, weight: Tensor, bias: Te
     if module.padding_mode != "zeros":
         input = pad(input, module._reversed_padding_repeated_twice, module.padding_mode)
         padding = 0
-    return conv(input, weight, bias, module.stride, padding, module.dilation, module.groups)  # type: ignore[no-any-return]
+    return conv(input, weight, bias, module.stride, padding, module.dilation, module.groups)
 
 
 def _transposed(module: Any, conv: Any, input: Tensor, output_size: list[int] | None) -> Tensor:
     output_padding = module._output_padding(
         input, output_size, module.stride, module.padding, module.kernel_size, len(module.kernel_size), module.dilation,
     )  # fmt: skip
-    return conv(  # type: ignore[no-any-return]
+    return conv(
         input,
         module.weight,
         module.bias,

@@ -153,10 +153,7 @@ def _mixed_class(own: type[nn.Module], legal: type[nn.Module]) -> type[nn.Module
 
 def _subclass(own: type, bases: tuple[type, ...], content: dict[str, Any]) -> type[nn.Module]:
     names = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
-    made: type[nn.Module] = types.new_class(
-        own.__name__, bases, {}, lambda body: body.update({**names, **content})
-    )
-    return made
+    return types.new_class(own.__name__, bases, {}, lambda body: body.update({**names, **content}))
 
 
 def _revive(make_class: Callable[..., type[nn.Module]], classes: tuple[type, ...]) -> nn.Module:

@@ -49,7 +49,7 @@ def _adaptive_max(num_dims: int, input: Tensor, output_size: Target, return_indi
     if all(source % target == 0 for source, target in zip(sources, targets, strict=True)):
         kernel = [source // target for source, target in zip(sources, targets, strict=True)]
         pool: Any = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}[num_dims]
-        return pool(input, kernel)  # type: ignore[no-any-return]
+        return pool(input, kernel)
     for dim in range(-1, -num_dims - 1, -1):
         source, target = sources[dim], targets[dim]
         if source != target:
@@ -126,8 +126,8 @@ def _avg(
     counted = F.pad(F.pad(ones, before, value=1.0 if count_include_pad else 0.0), over)
     sums = pool(padded, kernel, strides) * math.prod(kernel)
     if divisor is not None:
-        return sums / divisor  # type: ignore[no-any-return]
-    return sums / (pool(counted, kernel, strides) * math.prod(kernel))  # type: ignore[no-any-return]
+        return sums / divisor
+    return sums / (pool(counted, kernel, strides) * math.prod(kernel))
 
 
 def max_unpool2d(

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import torch
 from plane_norm import finish
-from resample import double
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from portwright.layers.plain_ops import is_eager
+from portwright.networks.image_memory import double
 
 NUM_PLANES = 3
 LEAK = 0.01
@@ -96,8 +96,7 @@ class ResidualBlock(nn.Module):
         self.second = ConvBlock(num_filters, num_filters, options, kernel, merged=merged)
 
     def forward(self, x: Tensor) -> Tensor:
-        added: Tensor = self.second(self.first(x), residual=x)
-        return added
+        return self.second(self.first(x), residual=x)
 
 
 def make_series(
@@ -120,8 +119,7 @@ class PooledDown(nn.Module):
         self.block = ConvBlock(num_in, num_out, options, kernel=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        shrunk: Tensor = self.block(F.max_pool2d(x, 2))
-        return shrunk
+        return self.block(F.max_pool2d(x, 2))
 
 
 class InterpolatedUp(nn.Module):
