@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from portwright.errors import UserError, suggest
 from portwright.layers.activations import Activation, get_activation, is_gated
-from portwright.layers.attention import MultiheadAttention
+from portwright.layers.attention import MultiheadAttention, MultiQueryAttention
 from portwright.layers.initializers import InitializerSpec, get_initializer
 from portwright.layers.linformer import LinformerAttention
-from portwright.layers.multi_query import MultiQueryAttention
 from portwright.layers.norms import get_norm
 
 Device = torch.device | str | int | None

@@ -98,14 +98,7 @@ class Bert(nn.Module):
         padding = None if attention_mask is None else attention_mask == 0
         return self.encoder(x, src_key_padding_mask=padding)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-    ) -> Tensor:
-        return self.encode(input_ids, attention_mask, token_type_ids, position_ids)
+    forward = encode
 
     def count_positions(self, input_ids: Tensor) -> Tensor:
         """RoBERTa's positions: those of tokens count from pad_token_id + 1, that of padding is pad_token_id."""

@@ -19,8 +19,7 @@ from portwright.layers import (
 )
 from portwright.layers.cache import DecoderLayerCache
 from portwright.layers.plain_ops import needs_plain_ops
-from portwright.networks.encoder_decoder import EncoderDecoder
-from portwright.networks.seq2seq_masks import causal_mask, padding_mask, past_of
+from portwright.networks.encoder_decoder import EncoderDecoder, causal_mask, padding_mask, past_of
 
 
 class Seq2Seq(EncoderDecoder):

@@ -18,8 +18,13 @@ from portwright.layers import (
 )
 from portwright.layers.cache import DecoderLayerCache
 from portwright.layers.norms import RMSNorm
-from portwright.networks.encoder_decoder import EncoderDecoder
-from portwright.networks.seq2seq_masks import causal_mask, padding_mask, past_of, shared_bias
+from portwright.networks.encoder_decoder import (
+    EncoderDecoder,
+    causal_mask,
+    padding_mask,
+    past_of,
+    shared_bias,
+)
 
 
 class T5(EncoderDecoder):
