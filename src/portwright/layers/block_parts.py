@@ -69,6 +69,8 @@ class Block(nn.Module):
     linear1: nn.Linear
     linear2: nn.Linear
     dropout: nn.Dropout
+    dropout1: nn.Dropout
+    self_attn: MultiheadAttention
 
     def _make_attention(
         self,
@@ -155,6 +157,26 @@ class Block(nn.Module):
     def reset_parameters(self) -> None:
         """Draws the weights anew."""
         self._reset_parameters()
+
+    def _sa_block(
+        self,
+        x: Tensor,
+        attn_mask: Tensor | None,
+        key_padding_mask: Tensor | None,
+        is_causal: bool = False,
+        **extras: Any,
+    ) -> Tensor:
+        attended = self.self_attn(
+            x,
+            x,
+            x,
+            attn_mask=attn_mask,
+            key_padding_mask=key_padding_mask,
+            need_weights=False,
+            is_causal=is_causal,
+            **extras,
+        )[0]
+        return self.dropout1(attended)
 
     def _feed(self, x: Tensor) -> Tensor:
         return self.linear2(self.dropout(self.activation(self.linear1(x))))

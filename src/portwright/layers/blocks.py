@@ -88,26 +88,6 @@ class TransformerEncoderLayer(Block, nn.TransformerEncoderLayer):
         x = self.norm1(x + self._sa_block(x, src_mask, src_key_padding_mask, is_causal, **extras))
         return self.norm2(x + self._ff_block(x))
 
-    def _sa_block(
-        self,
-        x: Tensor,
-        attn_mask: Tensor | None,
-        key_padding_mask: Tensor | None,
-        is_causal: bool = False,
-        **extras: Any,
-    ) -> Tensor:
-        attended = self.self_attn(
-            x,
-            x,
-            x,
-            attn_mask=attn_mask,
-            key_padding_mask=key_padding_mask,
-            need_weights=False,
-            is_causal=is_causal,
-            **extras,
-        )[0]
-        return self.dropout1(attended)
-
     def _ff_block(self, x: Tensor) -> Tensor:
         return self.dropout2(self._feed(x))
 
@@ -222,26 +202,6 @@ class TransformerDecoderLayer(Block, nn.TransformerDecoderLayer):
         if self.add_cross_attention:
             x = self.norm2(x + self._mha_block(x, memory, *memory_masks, **cross_extras))
         return self.norm3(x + self._ff_block(x))
-
-    def _sa_block(
-        self,
-        x: Tensor,
-        attn_mask: Tensor | None,
-        key_padding_mask: Tensor | None,
-        is_causal: bool = False,
-        **extras: Any,
-    ) -> Tensor:
-        attended = self.self_attn(
-            x,
-            x,
-            x,
-            attn_mask=attn_mask,
-            key_padding_mask=key_padding_mask,
-            is_causal=is_causal,
-            need_weights=False,
-            **extras,
-        )[0]
-        return self.dropout1(attended)
 
     def _mha_block(
         self,
