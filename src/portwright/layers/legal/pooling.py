@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from portwright.layers.legal.layers import layer
+from portwright.layers.legal.positions import each
 
 __all__ = [
     "AdaptiveMaxPool1d", "AdaptiveMaxPool2d", "AdaptiveMaxPool3d", "MaxUnpool2d", "adaptive_max_pool1d",
@@ -108,8 +109,8 @@ def _avg(
 ) -> Tensor:
     """Pools the input padded with zeros, and ones in the same places, which counts the elements of each window."""
     pool: Any = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}[num_dims]
-    kernel, paddings = _each(kernel_size, num_dims), _each(padding, num_dims)
-    strides = _each(kernel_size if stride is None or stride == [] else stride, num_dims)
+    kernel, paddings = each(kernel_size, num_dims), each(padding, num_dims)
+    strides = each(kernel_size if stride is None or stride == [] else stride, num_dims)
     if any(p > k // 2 for p, k in zip(paddings, kernel, strict=True)):
         raise RuntimeError(f"a padding of {paddings} is more than half the window of {kernel}")
     before: list[int] = []
@@ -139,8 +140,8 @@ def max_unpool2d(
     output_size: Sequence[int] | None = None,
 ) -> Tensor:
     """F.max_unpool2d, by a scatter into zeros."""
-    kernel, paddings = _each(kernel_size, 2), _each(padding, 2)
-    strides = _each(kernel_size if stride is None else stride, 2)
+    kernel, paddings = each(kernel_size, 2), each(padding, 2)
+    strides = each(kernel_size if stride is None else stride, 2)
     if output_size is None:
         target = [
             (size - 1) * s + k - 2 * p
@@ -151,11 +152,6 @@ def max_unpool2d(
     flat = torch.zeros(*input.shape[:-2], math.prod(target), dtype=input.dtype, device=input.device)
     placed = flat.scatter(-1, indices.flatten(-2), input.flatten(-2))
     return placed.reshape(*input.shape[:-2], *target)
-
-
-def _each(size: Size, num_dims: int) -> tuple[int, ...]:
-    sizes = (size,) if isinstance(size, int) else tuple(size)
-    return sizes * num_dims if len(sizes) == 1 else sizes
 
 
 AdaptiveMaxPool1d = layer(nn.AdaptiveMaxPool1d, adaptive_max_pool1d, "output_size", "return_indices")
