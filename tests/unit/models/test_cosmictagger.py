@@ -48,17 +48,12 @@ def read(config: str, *overrides: str) -> dict[str, Any]:
 @pytest.mark.parametrize("config", NUM_PARAMETERS)
 def test_published_configurations(config: str) -> None:
     with torch.device("meta"):
-        network = uresnet.UResNet(blocks.NetworkOptions.from_params(read(config)["model"]))
+        network = uresnet.UResNet(blocks.NetworkOptions(**read(config)["model"]))
     assert sum(parameter.numel() for parameter in network.parameters()) == NUM_PARAMETERS[config]
 
 
 def test_every_configuration_is_tested() -> None:
     assert {path.stem for path in (FOLDER / "configs").glob("*.yaml")} == {*NUM_PARAMETERS, "params"}
-
-
-def test_the_schema_has_the_networks_defaults() -> None:
-    fields = {name: field.get_default() for name, field in utils.ModelParams.model_fields.items()}
-    assert blocks.NetworkOptions.from_params(fields) == blocks.NetworkOptions()
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from network_options import NetworkOptions
 from torch import Tensor, nn
 from uresnet_blocks import (
     LEAK,
@@ -11,7 +12,6 @@ from uresnet_blocks import (
     InterpolatedUp,
     MergedPlanes,
     NeighbourPlanes,
-    NetworkOptions,
     NoSkip,
     PooledDown,
     SumSkip,

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal
-
 import torch
+from network_options import NetworkOptions
 from plane_norm import finish
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,43 +13,6 @@ from portwright.networks.image_memory import double
 
 NUM_PLANES = 3
 LEAK = 0.01
-
-
-@dataclass(frozen=True)
-class NetworkOptions:
-    """The shape of a UResNet; names and defaults are those of the public CosmicTagger."""
-
-    conv_mode: Literal["conv_2D", "conv_3D"] = "conv_2D"
-    n_initial_filters: int = 16
-    depth: int = 6
-    growth_rate: Literal["additive", "multiplicative"] = "additive"
-    blocks_per_layer: int = 2
-    blocks_final: int = 5
-    blocks_deepest_layer: int = 5
-    bottleneck_deepest: int = 256
-    filter_size_deepest: int = 5
-    block_concat: bool = False
-    residual: bool = True
-    bias: bool = True
-    normalization: Literal["batch", "none"] = "batch"
-    downsampling: Literal["max_pooling", "convolutional"] = "max_pooling"
-    upsampling: Literal["interpolation", "convolutional"] = "interpolation"
-    connections: Literal["concat", "sum", "none"] = "concat"
-
-    @classmethod
-    def from_params(cls, model: Mapping[str, Any]) -> NetworkOptions:
-        """The options in the section `model` of params.yaml, with defaults; keys of other parts are ignored."""
-        return cls(**{field.name: model[field.name] for field in fields(cls)})
-
-    @property
-    def is_3d(self) -> bool:
-        return self.conv_mode == "conv_3D"
-
-    def num_filters(self, level: int) -> int:
-        """Filters at a level; 0 is full resolution, `depth` the deepest."""
-        if self.growth_rate == "multiplicative":
-            return self.n_initial_filters << level
-        return self.n_initial_filters * (level + 1)
 
 
 class ConvBlock(nn.Module):
