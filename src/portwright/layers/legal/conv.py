@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from itertools import product
+from operator import add
 from typing import Any
 
 import torch
@@ -180,8 +182,8 @@ def _depthwise(
             f"a kernel of {kernel} does not fit in an input of {tuple(padded.shape[-num_dims:])}"
         )
     per_channel = weight.reshape(num_channels, multiplier, *kernel)
-    total: Tensor | None = None
-    for tap in product(*map(range, kernel)):
+
+    def shifted_product(tap: tuple[int, ...]) -> Tensor:
         view = padded
         for place, (offset, size, s, d) in enumerate(zip(tap, sizes, strides, dilations, strict=True)):
             start = offset * d
@@ -189,10 +191,11 @@ def _depthwise(
             view = view[(slice(None),) * dim + (slice(start, start + (size - 1) * s + 1, s),)]
         index: tuple[Any, ...] = (..., *tap)
         factor = per_channel[index].reshape(num_channels, multiplier, *[1] * num_dims)
-        term = view.unsqueeze(-num_dims - 1) * factor
-        total = term if total is None else total + term
-    assert total is not None
-    result = total.flatten(-num_dims - 2, -num_dims - 1)
+        return view.unsqueeze(-num_dims - 1) * factor
+
+    result = reduce(add, map(shifted_product, product(*map(range, kernel)))).flatten(
+        -num_dims - 2, -num_dims - 1
+    )
     return result if bias is None else result + bias.reshape(-1, *[1] * num_dims)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -97,14 +97,6 @@ def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     return gather_along(input, rising(dim, input.dim())[0], index.reshape(-1).to(torch.int64))
 
 
-class Key(NamedTuple):
-    """A key split in two: the part that gives a view, then an index into one dimension of that view."""
-
-    basic: tuple[Any, ...]
-    dim: int
-    chosen: Tensor | list[int]
-
-
 def getitem(input: Tensor, key: Any) -> Tensor:
     """input[key], for a key with one index tensor or list among slices, numbers, None and an ellipsis."""
     basic, dim, index = split_key(input, key)
@@ -119,8 +111,9 @@ def getitem(input: Tensor, key: Any) -> Tensor:
     return picked.reshape(*viewed.shape[:dim], *index.shape, *viewed.shape[dim + 1 :])
 
 
-def split_key(input: Tensor, key: Any) -> Key:
-    """Splits a key; ValueError for a key that `getitem` does not take."""
+def split_key(input: Tensor, key: Any) -> tuple[tuple[Any, ...], int, Tensor | list[int]]:
+    """A key split into the part that gives a view, and a dimension of that view with an index into it; ValueError for a key
+    that `getitem` does not take."""
     parts = list(key) if isinstance(key, tuple) else [key]
     basic: list[Any] = []
     found: list[tuple[int, Any]] = []
@@ -151,7 +144,7 @@ def split_key(input: Tensor, key: Any) -> Key:
     )
     if not is_integers:
         raise ValueError("not an index of integers")
-    return Key(tuple(basic), place, index)
+    return tuple(basic), place, index
 
 
 def channel_shuffle(input: Tensor, groups: int) -> Tensor:

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn._reduction import legacy_get_string
 
 from portwright.layers.legal.layers import layer
 
@@ -156,9 +157,7 @@ def _reduction(size_average: bool | None, reduce: bool | None, reduction: str) -
     """The reduction, which torch's two deprecated switches override."""
     if size_average is None and reduce is None:
         return reduction
-    if reduce is False:
-        return "none"
-    return "sum" if size_average is False else "mean"
+    return legacy_get_string(size_average, reduce, emit_warning=False)
 
 
 def embedding_bag(

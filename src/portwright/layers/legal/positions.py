@@ -112,6 +112,14 @@ def gather_along(input: Tensor, dim: int, index: Tensor) -> Tensor:
     return input.gather(dim, index.reshape(view).expand(shape))
 
 
+def flat_index(places: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """Positions in several dimensions as one position in these dimensions flattened."""
+    index = places[0]
+    for place, size in zip(places[1:], sizes[1:], strict=False):
+        index = index * size + place
+    return index
+
+
 def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
     """torch.broadcast_shapes, typed."""
     return cast(tuple[int, ...], tuple(torch.broadcast_shapes(*shapes)))  # type: ignore[no-untyped-call]
