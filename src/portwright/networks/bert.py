@@ -126,14 +126,13 @@ class Bert(nn.Module):
 
     def _share_mixtures(self, params: Mapping[str, Any]) -> None:
         """Gives every layer the same mixing matrix where all share one."""
-        attentions = [layer.self_attn for layer in self.encoder.layers]
+        attentions: list[Any] = [layer.self_attn for layer in self.encoder.layers]
         first = attentions[0]
         if not isinstance(first, LinformerAttention) or first.param_share_style != "share-layerwise":
             return
         matrix = torch.empty(params["projected_dims"], self.max_position_embeddings)
         mixtures = nn.Parameter(nn.init.xavier_uniform_(matrix)[None])
         for attention in attentions:
-            assert isinstance(attention, LinformerAttention)
             attention.tie_kernel_projections(mixtures)
 
 

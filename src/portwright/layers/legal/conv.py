@@ -184,14 +184,12 @@ def _depthwise(
     per_channel = weight.reshape(num_channels, multiplier, *kernel)
 
     def shifted_product(tap: tuple[int, ...]) -> Tensor:
-        view = padded
-        for place, (offset, size, s, d) in enumerate(zip(tap, sizes, strides, dilations, strict=True)):
-            start = offset * d
-            dim = view.dim() - num_dims + place
-            view = view[(slice(None),) * dim + (slice(start, start + (size - 1) * s + 1, s),)]
-        index: tuple[Any, ...] = (..., *tap)
-        factor = per_channel[index].reshape(num_channels, multiplier, *[1] * num_dims)
-        return view.unsqueeze(-num_dims - 1) * factor
+        seen = (
+            slice(offset * d, offset * d + (size - 1) * s + 1, s)
+            for offset, size, s, d in zip(tap, sizes, strides, dilations, strict=True)
+        )
+        factor = per_channel[(..., *tap)].reshape(num_channels, multiplier, *[1] * num_dims)
+        return padded[(..., *seen)].unsqueeze(-num_dims - 1) * factor
 
     result = reduce(add, map(shifted_product, product(*map(range, kernel)))).flatten(
         -num_dims - 2, -num_dims - 1
