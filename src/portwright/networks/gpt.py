@@ -69,10 +69,6 @@ class Gpt(nn.Module):
             "batch_first": True,
             "attention_type": chosen["attention_type"],
             "attention_dropout_rate": chosen["attention_dropout_rate"],
-            "use_projection_bias_in_attention": self._has_attention_bias(
-                chosen["use_projection_bias_in_attention"]
-            ),
-            "use_ffn_bias_in_attention": self._has_attention_bias(chosen["use_ffn_bias_in_attention"]),
             "use_ffn_bias": chosen["use_ffn_bias"],
             "attention_initializer": first,
             "attention_output_layer_initializer": last,
@@ -81,6 +77,9 @@ class Gpt(nn.Module):
             "use_ff_layer1_dropout": False,
             "device": device,
         }
+        for name in ("use_projection_bias_in_attention", "use_ffn_bias_in_attention"):
+            # By default GPT-J's attention has no biases.
+            options[name] = self.rotary_dim is None if chosen[name] is None else chosen[name]
         layer: TransformerDecoderLayer
         if self.rotary_dim is None:
             layer = TransformerDecoderLayer(
@@ -186,10 +185,6 @@ class Gpt(nn.Module):
     def make_cache(self) -> list[DecoderLayerCache]:
         """Empty caches, one a layer, to pass as `past_kv` at every step of a generation."""
         return self.decoder.make_cache()
-
-    def _has_attention_bias(self, has_bias: bool | None) -> bool:
-        """Whether attention has biases; by default GPT-J's has none."""
-        return self.rotary_dim is None if has_bias is None else has_bias
 
     def _decode_banded(
         self, x: Tensor, mask: Tensor | None, banded: Tensor, options: dict[str, Any]

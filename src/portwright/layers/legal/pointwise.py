@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from portwright.layers.legal.layers import layer
+from portwright.layers.legal.positions import rising
 
 __all__ = [
     "CELU", "SELU", "Hardshrink", "Hardsigmoid", "PReLU", "Softshrink", "asinh", "atanh", "celu", "dist",
@@ -257,8 +258,7 @@ def norm(
         return cast(Tensor, torch.norm(values, p, dim, keepdim))
     assert p is not None
     size = values.abs()
-    dims = list(range(input.dim())) if dim is None else [dim] if isinstance(dim, int) else list(dim)
-    dims = sorted(d % input.dim() for d in dims)
+    dims = rising(dim, input.dim())
     if p == math.inf:
         return size.amax(dims, keepdim=keepdim)
     if p == 1:

@@ -15,8 +15,29 @@ NUM_PLANES = 3
 LEAK = 0.01
 
 
-class ConvBlock(nn.Module):
-    """A convolution, norm and rectifier; `merged` says that the input holds all planes of an event in its channels."""
+class NormedConv(nn.Module):
+    """A convolution and what follows it; the batch norm has statistics of each plane in 2D, and of all in 3D and where
+    `merged` says that the input holds all planes of an event in its channels."""
+
+    def __init__(
+        self,
+        conv: nn.Module,
+        num_out: int,
+        options: NetworkOptions,
+        slope: float = LEAK,
+        merged: bool = False,
+    ) -> None:
+        super().__init__()
+        self.conv = conv
+        self.norm = nn.BatchNorm2d(num_out) if options.normalization == "batch" else None
+        self.slope, self.num_norms = slope, 1 if merged or options.is_3d else NUM_PLANES
+
+    def finish(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        return finish(x, self.norm, self.num_norms, self.slope, residual)
+
+
+class ConvBlock(NormedConv):
+    """A convolution, norm and rectifier."""
 
     def __init__(
         self,
@@ -28,23 +49,12 @@ class ConvBlock(nn.Module):
         slope: float = LEAK,
         merged: bool = False,
     ) -> None:
-        super().__init__()
         padding = 0 if stride > 1 else (kernel - 1) // 2
-        self.conv = nn.Conv2d(num_in, num_out, kernel, stride, padding, bias=options.bias)
-        self.norm = make_norm(num_out, options)
-        self.slope, self.num_norms = slope, count_norms(options, merged)
+        conv = nn.Conv2d(num_in, num_out, kernel, stride, padding, bias=options.bias)
+        super().__init__(conv, num_out, options, slope, merged)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        return finish(self.conv(x), self.norm, self.num_norms, self.slope, residual)
-
-
-def make_norm(num_filters: int, options: NetworkOptions) -> nn.BatchNorm2d | None:
-    return nn.BatchNorm2d(num_filters) if options.normalization == "batch" else None
-
-
-def count_norms(options: NetworkOptions, merged: bool) -> int:
-    """The number of batch norms: one a plane in 2D; one in all in 3D and where planes are merged."""
-    return 1 if merged or options.is_3d else NUM_PLANES
+        return self.finish(self.conv(x), residual)
 
 
 class ResidualBlock(nn.Module):
@@ -82,7 +92,7 @@ class PooledDown(nn.Module):
         return self.block(F.max_pool2d(x, 2))
 
 
-class InterpolatedUp(nn.Module):
+class InterpolatedUp(NormedConv):
     """A 1 x 1 convolution and twice the resolution: bilinear in 2D, by the nearest neighbour in 3D.
 
     The original interpolates first. Both are linear and interpolation weights sum to one, so that the order is free, and
@@ -90,44 +100,36 @@ class InterpolatedUp(nn.Module):
     """
 
     def __init__(self, num_in: int, num_out: int, options: NetworkOptions) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(num_in, num_out, 1, bias=options.bias)
-        self.norm = make_norm(num_out, options)
-        self.num_norms = count_norms(options, merged=False)
+        super().__init__(nn.Conv2d(num_in, num_out, 1, bias=options.bias), num_out, options)
         self.mode = "nearest" if options.is_3d else "bilinear"
 
     def forward(self, x: Tensor) -> Tensor:
-        return finish(double(self.conv(x), self.mode), self.norm, self.num_norms, LEAK)
+        return self.finish(double(self.conv(x), self.mode))
 
 
-class TransposedUp(nn.Module):
+class TransposedUp(NormedConv):
     """Twice the resolution by a transposed convolution, 2 x 2 with stride 2."""
 
     def __init__(self, num_in: int, num_out: int, options: NetworkOptions) -> None:
-        super().__init__()
-        self.conv = nn.ConvTranspose2d(num_in, num_out, 2, 2, bias=options.bias)
-        self.norm = make_norm(num_out, options)
-        self.num_norms = count_norms(options, merged=False)
-        self.slope = 0.0 if options.is_3d else LEAK
+        conv = nn.ConvTranspose2d(num_in, num_out, 2, 2, bias=options.bias)
+        super().__init__(conv, num_out, options, slope=0.0 if options.is_3d else LEAK)
 
     def forward(self, x: Tensor) -> Tensor:
-        return finish(self.conv(x), self.norm, self.num_norms, self.slope)
+        return self.finish(self.conv(x))
 
 
-class ConcatSkip(nn.Module):
+class ConcatSkip(NormedConv):
     """A 1 x 1 convolution over both tensors' channels, as two convolutions, to avoid concatenating them."""
 
     def __init__(self, num_filters: int, options: NetworkOptions) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(2 * num_filters, num_filters, 1, bias=options.bias)
-        self.norm = make_norm(num_filters, options)
-        self.num_norms = count_norms(options, merged=False)
+        conv = nn.Conv2d(2 * num_filters, num_filters, 1, bias=options.bias)
+        super().__init__(conv, num_filters, options)
 
     def forward(self, x: Tensor, skipped: Tensor) -> Tensor:
         of_x, of_skipped = self.conv.weight.chunk(2, dim=1)
         both, second = F.conv2d(x, of_x, self.conv.bias), F.conv2d(skipped, of_skipped)
         both = both.add_(second) if is_eager(both) else both + second
-        return finish(both, self.norm, self.num_norms, LEAK)
+        return self.finish(both)
 
 
 class SumSkip(nn.Module):
