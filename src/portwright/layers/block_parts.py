@@ -70,7 +70,7 @@ class Block(nn.Module):
     linear2: nn.Linear
     dropout: nn.Dropout
     dropout1: nn.Dropout
-    self_attn: MultiheadAttention
+    self_attn: nn.MultiheadAttention
 
     def _make_attention(
         self,

@@ -184,12 +184,16 @@ def _depthwise(
     per_channel = weight.reshape(num_channels, multiplier, *kernel)
 
     def shifted_product(tap: tuple[int, ...]) -> Tensor:
-        seen = (
-            slice(offset * d, offset * d + (size - 1) * s + 1, s)
-            for offset, size, s, d in zip(tap, sizes, strides, dilations, strict=True)
+        at: tuple[Any, ...] = (..., *tap)
+        seen: tuple[Any, ...] = (
+            ...,
+            *(
+                slice(offset * d, offset * d + (size - 1) * s + 1, s)
+                for offset, size, s, d in zip(tap, sizes, strides, dilations, strict=True)
+            ),
         )
-        factor = per_channel[(..., *tap)].reshape(num_channels, multiplier, *[1] * num_dims)
-        return padded[(..., *seen)].unsqueeze(-num_dims - 1) * factor
+        factor = per_channel[at].reshape(num_channels, multiplier, *[1] * num_dims)
+        return padded[seen].unsqueeze(-num_dims - 1) * factor
 
     result = reduce(add, map(shifted_product, product(*map(range, kernel)))).flatten(
         -num_dims - 2, -num_dims - 1
