@@ -65,7 +65,7 @@ def read_options(shape: Shape) -> Any:
     params = load("utils").get_params(FOLDER / "configs" / f"{shape.config}.yaml")
     if shape.depth is not None:
         params["model"]["depth"] = shape.depth
-    return load("uresnet_blocks").NetworkOptions.from_params(params["model"])
+    return load("uresnet_blocks").NetworkOptions(**params["model"])
 
 
 def make_contestants(shape: Shape, device: str, names: tuple[str, ...]) -> dict[str, Contestant]:

@@ -54,7 +54,7 @@ def main() -> None:
     params = yaml.safe_load((model_dir / "train" / "params_train.yaml").read_text())
     params = load("utils").set_defaults(params)
     losses, evaluations = read_log(model_dir)
-    network = load("uresnet").UResNet(load("uresnet_blocks").NetworkOptions.from_params(params["model"]))
+    network = load("uresnet").UResNet(load("uresnet_blocks").NetworkOptions(**params["model"]))
     newest = max(model_dir.glob("checkpoint_*"), key=lambda path: int(path.name.split("_")[1]))
     network.load_state_dict(load_file(newest / "model.safetensors"))
     dataset = load("data").make_dataset(params, "eval_input")

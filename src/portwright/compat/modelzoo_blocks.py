@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from portwright import layers
+from portwright.layers.attention import check_kv_groups
 from portwright.layers.bias import attn_mask_to_4d, combine_masks
-from portwright.layers.multi_query import check_kv_groups
 
 XAVIER = "xavier_uniform"
 

@@ -29,16 +29,10 @@ class ImageFormat:
     flips: bool = False
     crops_anywhere: bool = False
 
-
-class Finish:
-    """A batch's last step: flips at random, normalises, puts channels first; `image` float32, `mask` int32 [batch, height, width]."""
-
-    def __init__(self, images: ImageFormat) -> None:
-        self.images = images
-
-    def __call__(self, batch: Arrays, draws: Draws) -> Arrays:
-        image, mask = normalize(batch["image"], self.images.normalize), batch["mask"].astype(np.int32)
-        if self.images.flips:
+    def finish(self, batch: Arrays, draws: Draws) -> Arrays:
+        """A batch's last step: flips at random, normalises, puts channels first; `image` float32, `mask` int32 [batch, height, width]."""
+        image, mask = normalize(batch["image"], self.normalize), batch["mask"].astype(np.int32)
+        if self.flips:
             image, mask = flip(image, mask, draws)
         return {"image": np.ascontiguousarray(image.transpose(0, 3, 1, 2)), "mask": mask}
 
@@ -47,7 +41,7 @@ class Generated(ArrayDataset):
     """Images and masks in memory: `image` [n, height, width, channels], `mask` [n, height, width]."""
 
     def __init__(self, image: Array, mask: Array, images: ImageFormat) -> None:
-        super().__init__({"image": image, "mask": mask}, transform=Finish(images))
+        super().__init__({"image": image, "mask": mask}, transform=images.finish)
 
 
 class ImageFolder(GatherDataset):
@@ -66,7 +60,6 @@ class ImageFolder(GatherDataset):
         self.cache_bytes = cache_bytes
         self._kept: dict[int, tuple[Array, Array]] = {}
         self._num_kept_bytes = 0
-        self._finish = Finish(images)
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -82,7 +75,7 @@ class ImageFolder(GatherDataset):
         if len({image.dtype for image in images}) > 1:  # files of different depths
             images = [to_unit(image) for image in images]
         batch = {"image": np.stack(images), "mask": np.stack([mask for _, mask in samples])}
-        return self._finish(batch, draws)
+        return self.images.finish(batch, draws)
 
     def _sample(self, index: int, place: Array) -> tuple[Array, Array]:
         image, mask = self._decoded(index)
@@ -112,7 +105,7 @@ class ImageArchive(RecordDataset):
 
     def __init__(self, paths: Sequence[Path], images: ImageFormat, masks: MaskFormat) -> None:
         self.images, self.masks = images, masks
-        self.transform = Finish(images)
+        self.transform = images.finish
         self._files = [self._open(path) for path in paths]
         self._starts = np.cumsum([0, *map(len, self._files)])
 

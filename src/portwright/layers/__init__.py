@@ -1,7 +1,7 @@
 """Layers with torch.nn's interface and numbers, the model zoo's options, and fused kernels throughout."""
 
 from portwright.layers.activations import get_activation, is_gated
-from portwright.layers.attention import MultiheadAttention
+from portwright.layers.attention import MultiheadAttention, MultiQueryAttention
 from portwright.layers.block_parts import BlockOptions
 from portwright.layers.blocks import GPTJDecoderLayer, TransformerDecoderLayer, TransformerEncoderLayer
 from portwright.layers.cache import DecoderLayerCache, KVCache
@@ -21,7 +21,6 @@ from portwright.layers.masks import (
     make_key_padding_mask_broadcastable,
     make_sparse_mask_broadcastable,
 )
-from portwright.layers.multi_query import MultiQueryAttention
 from portwright.layers.norms import RMSNorm, get_norm
 from portwright.layers.positions import (
     AlibiPositionEmbeddingLayer,

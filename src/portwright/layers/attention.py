@@ -1,4 +1,4 @@
-"""Multi-head attention: torch.nn's interface and numbers, one projection, one fused kernel."""
+"""Multi-head attention, also with keys and values that heads share: torch.nn's interface and numbers, one projection, one fused kernel."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
 
 from portwright.errors import UserError, suggest
-from portwright.layers.attention_inputs import add_batch, check_batches, check_inputs
 from portwright.layers.bias import attend, attend_with_weights, make_attention_bias
 from portwright.layers.cache import KeyValue, KVCache, as_cache
 from portwright.layers.initializers import InitializerSpec, get_initializer
@@ -350,3 +349,72 @@ class MultiheadAttention(nn.MultiheadAttention):
 
 def _split_heads(x: Tensor, num_heads: int) -> Tensor:
     return x.view(x.shape[0], x.shape[1], num_heads, x.shape[2] // num_heads)
+
+
+class MultiQueryAttention(MultiheadAttention):
+    """Attention in which groups of heads share their keys and values; with one group all heads do.
+
+    Arguments and results are MultiheadAttention's. The packed weight holds the queries of all heads, then the keys
+    and the values of the groups.
+    """
+
+    def __init__(
+        self, embed_dim: int, num_heads: int, *args: Any, num_kv_groups: int = 1, **kwargs: Any
+    ) -> None:
+        # Set before the parameters, whose shapes depend on it.
+        self.num_kv_groups = check_kv_groups(num_heads, num_kv_groups)
+        super().__init__(embed_dim, num_heads, *args, **kwargs)
+
+
+def check_kv_groups(num_heads: int, num_kv_groups: int) -> int:
+    """The number of groups; refused unless it divides the number of heads."""
+    if num_kv_groups < 1 or num_heads < 1 or num_heads % num_kv_groups:
+        raise UserError(
+            f"num_kv_groups={num_kv_groups} does not divide num_heads={num_heads}.",
+            "Give a number of groups that does.",
+        )
+    return num_kv_groups
+
+
+def check_inputs(query: Tensor, key: Tensor | None, value: Tensor, widths: tuple[int, int, int]) -> bool:
+    """Whether the inputs have a batch dimension; without a key (from a cache) only the query is checked."""
+    if key is None:
+        key, value, widths = query, query, (widths[0], widths[0], widths[0])
+    if query.is_nested or key.is_nested or value.is_nested:
+        raise UserError(
+            "A nested tensor was given to attention.",
+            "Give a padded tensor (torch.nested.to_padded_tensor) and a key_padding_mask.",
+        )
+    dim = query.dim()
+    if dim not in (2, 3) or key.dim() != dim or value.dim() != dim:
+        raise UserError(
+            f"query, key and value have {dim}, {key.dim()} and {value.dim()} dimensions.",
+            "Give each 3 (with a batch) or each 2 (without).",
+        )
+    received = (query.shape[-1], key.shape[-1], value.shape[-1])
+    if received != widths:
+        raise UserError(f"query, key and value have widths {received}.", f"This layer was made for {widths}.")
+    if key.shape[:-1] != value.shape[:-1]:
+        raise UserError(
+            f"key and value have shapes {tuple(key.shape)} and {tuple(value.shape)}.",
+            "Give both the same sequence length and batch.",
+        )
+    return dim == 3
+
+
+def add_batch(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Adds a batch dimension of 1; equal objects stay one object, which the projection tests for."""
+    batched_query = query[None]
+    batched_key = batched_query if key is query else key[None]
+    if value is key:
+        return batched_query, batched_key, batched_key
+    return batched_query, batched_key, value[None]
+
+
+def check_batches(q: Tensor, k: Tensor, batch_first: bool) -> None:
+    """Refuses a query and keys of different batch sizes, since a kernel would broadcast a size of 1."""
+    if q.shape[0] != k.shape[0]:
+        raise UserError(
+            f"query and key have batches of {q.shape[0]} and {k.shape[0]}.",
+            f"Give both the same; batch_first is {batch_first}.",
+        )

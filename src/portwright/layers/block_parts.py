@@ -10,10 +10,9 @@ from torch import Tensor, nn
 
 from portwright.errors import UserError, suggest
 from portwright.layers.activations import Activation, get_activation, is_gated
-from portwright.layers.attention import MultiheadAttention
+from portwright.layers.attention import MultiheadAttention, MultiQueryAttention
 from portwright.layers.initializers import InitializerSpec, get_initializer
 from portwright.layers.linformer import LinformerAttention
-from portwright.layers.multi_query import MultiQueryAttention
 from portwright.layers.norms import get_norm
 
 Device = torch.device | str | int | None
@@ -70,6 +69,8 @@ class Block(nn.Module):
     linear1: nn.Linear
     linear2: nn.Linear
     dropout: nn.Dropout
+    dropout1: nn.Dropout
+    self_attn: nn.MultiheadAttention
 
     def _make_attention(
         self,
@@ -157,9 +158,28 @@ class Block(nn.Module):
         """Draws the weights anew."""
         self._reset_parameters()
 
+    def _sa_block(
+        self,
+        x: Tensor,
+        attn_mask: Tensor | None,
+        key_padding_mask: Tensor | None,
+        is_causal: bool = False,
+        **extras: Any,
+    ) -> Tensor:
+        attended = self.self_attn(
+            x,
+            x,
+            x,
+            attn_mask=attn_mask,
+            key_padding_mask=key_padding_mask,
+            need_weights=False,
+            is_causal=is_causal,
+            **extras,
+        )[0]
+        return self.dropout1(attended)
+
     def _feed(self, x: Tensor) -> Tensor:
-        fed: Tensor = self.linear2(self.dropout(self.activation(self.linear1(x))))
-        return fed
+        return self.linear2(self.dropout(self.activation(self.linear1(x))))
 
 
 def feed_forward_rate(options: BlockOptions, dropout: float, switch: str) -> float:

@@ -86,33 +86,10 @@ class TransformerEncoderLayer(Block, nn.TransformerEncoderLayer):
             x = x + self._sa_block(self.norm1(x), src_mask, src_key_padding_mask, is_causal, **extras)
             return x + self._ff_block(self.norm2(x))
         x = self.norm1(x + self._sa_block(x, src_mask, src_key_padding_mask, is_causal, **extras))
-        normed: Tensor = self.norm2(x + self._ff_block(x))
-        return normed
-
-    def _sa_block(
-        self,
-        x: Tensor,
-        attn_mask: Tensor | None,
-        key_padding_mask: Tensor | None,
-        is_causal: bool = False,
-        **extras: Any,
-    ) -> Tensor:
-        attended = self.self_attn(
-            x,
-            x,
-            x,
-            attn_mask=attn_mask,
-            key_padding_mask=key_padding_mask,
-            need_weights=False,
-            is_causal=is_causal,
-            **extras,
-        )[0]
-        dropped: Tensor = self.dropout1(attended)
-        return dropped
+        return self.norm2(x + self._ff_block(x))
 
     def _ff_block(self, x: Tensor) -> Tensor:
-        dropped: Tensor = self.dropout2(self._feed(x))
-        return dropped
+        return self.dropout2(self._feed(x))
 
 
 class TransformerDecoderLayer(Block, nn.TransformerDecoderLayer):
@@ -224,29 +201,7 @@ class TransformerDecoderLayer(Block, nn.TransformerDecoderLayer):
         x = self.norm1(x + self._sa_block(x, *self_masks, **extras))
         if self.add_cross_attention:
             x = self.norm2(x + self._mha_block(x, memory, *memory_masks, **cross_extras))
-        normed: Tensor = self.norm3(x + self._ff_block(x))
-        return normed
-
-    def _sa_block(
-        self,
-        x: Tensor,
-        attn_mask: Tensor | None,
-        key_padding_mask: Tensor | None,
-        is_causal: bool = False,
-        **extras: Any,
-    ) -> Tensor:
-        attended = self.self_attn(
-            x,
-            x,
-            x,
-            attn_mask=attn_mask,
-            key_padding_mask=key_padding_mask,
-            is_causal=is_causal,
-            need_weights=False,
-            **extras,
-        )[0]
-        dropped: Tensor = self.dropout1(attended)
-        return dropped
+        return self.norm3(x + self._ff_block(x))
 
     def _mha_block(
         self,
@@ -273,12 +228,10 @@ class TransformerDecoderLayer(Block, nn.TransformerDecoderLayer):
             need_weights=False,
             **extras,
         )[0]
-        dropped: Tensor = self.dropout2(attended)
-        return dropped
+        return self.dropout2(attended)
 
     def _ff_block(self, x: Tensor) -> Tensor:
-        dropped: Tensor = self.dropout3(self._feed(x))
-        return dropped
+        return self.dropout3(self._feed(x))
 
 
 class GPTJDecoderLayer(TransformerDecoderLayer):

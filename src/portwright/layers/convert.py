@@ -96,7 +96,12 @@ class _Walk:
             return self.made[id(module)]
         reason = self.why_not(module, self.types)
         if isinstance(module, torch.jit.ScriptModule):
-            return self._keep_script(module, name)
+            original_names = {getattr(part, "original_name", "") for part in module.modules()}
+            if original_names & {kind.__name__ for kind in self.types}:
+                reason = "it was compiled by torch.jit; convert before that"
+                self.unconverted.append(Unconverted(name, type(module).__name__, reason))
+            self.made[id(module)] = module
+            return module
         made = _copy_structure(module)
         self.made[id(module)] = made
         for child_name, child in module._modules.items():
@@ -119,14 +124,6 @@ class _Walk:
             _adapt(made)
             self.converted.append(name)
         return made
-
-    def _keep_script(self, module: nn.Module, name: str) -> nn.Module:
-        original_names = {getattr(part, "original_name", "") for part in module.modules()}
-        if original_names & {kind.__name__ for kind in self.types}:
-            reason = "it was compiled by torch.jit; convert before that"
-            self.unconverted.append(Unconverted(name, type(module).__name__, reason))
-        self.made[id(module)] = module
-        return module
 
 
 def _convert(

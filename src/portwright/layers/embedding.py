@@ -231,8 +231,7 @@ class EmbeddingLayer(nn.Module):
             )
         if self.output_scale != 1.0:
             embeddings = embeddings * self.output_scale
-        result: Tensor = self.dropout(embeddings)
-        return result
+        return self.dropout(embeddings)
 
     def compute_token_embeddings(self, input_ids: Tensor) -> Tensor:
         """Gives the word embeddings alone, scaled."""
@@ -262,8 +261,7 @@ class EmbeddingLayer(nn.Module):
         length = input_ids.shape[-1]
         dtype = self.word_embeddings.weight.dtype if dtype is None else dtype
         if isinstance(self.position_embeddings, FixedPositionEmbeddingLayer):
-            fixed: Tensor = self.position_embeddings(length, position_ids, dtype, past_length=past_length)
-            return fixed
+            return self.position_embeddings(length, position_ids, dtype, past_length=past_length)
         if position_ids is None:
             check_positions(past_length, length, self._length_of_positions())
             position_ids = torch.arange(past_length, past_length + length, device=input_ids.device)
@@ -285,8 +283,7 @@ class EmbeddingLayer(nn.Module):
         """Gives the bias [1, heads, queries, keys] of relative and ALiBi positions, and None for the others."""
         helper = self.position_embed_helper
         if isinstance(helper, (RelativePositionEmbeddingLayer, AlibiPositionEmbeddingLayer)):
-            bias: Tensor = helper(seq_length, key_length, past_kv, past_length=past_length)
-            return bias
+            return helper(seq_length, key_length, past_kv, past_length=past_length)
         return None
 
     def get_rope_helper(self) -> RotaryPositionEmbeddingHelper | None:

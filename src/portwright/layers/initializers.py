@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,30 +23,24 @@ _CUT_NORMAL_STD = 0.87962566103423978
 _NONLINEARITIES = ("linear", "sigmoid", "tanh", "relu", "leaky_relu", "selu")
 
 
-def _number(option: str, value: Any) -> float:
-    # YAML 1.1 reads 1e-2 as text, so text that is a number counts as one.
-    if isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        try:
-            number = float(value)
-        except ValueError:
-            number = math.nan
-        if math.isfinite(number):
-            return number
-    raise UserError(f"Initializer option {option} is {value!r}.", "Give a finite number.")
+def _number_that(told: str, is_right: Callable[[float], bool] = math.isfinite) -> Callable[[str, Any], float]:
+    """A check of an option; `told` is the cure of a value that is no finite number, or not a right one."""
+
+    def check(option: str, value: Any) -> float:
+        # YAML 1.1 reads 1e-2 as text, so text that is a number counts as one.
+        if isinstance(value, (int, float, str)) and not isinstance(value, bool):
+            with suppress(ValueError):
+                number = float(value)
+                if math.isfinite(number) and is_right(number):
+                    return number
+        raise UserError(f"Initializer option {option} is {value!r}.", told)
+
+    return check
 
 
-def _non_negative(option: str, value: Any) -> float:
-    number = _number(option, value)
-    if number < 0:
-        raise UserError(f"Initializer option {option} is {value!r}.", "Give a number that is not negative.")
-    return number
-
-
-def _positive(option: str, value: Any) -> float:
-    number = _number(option, value)
-    if number <= 0:
-        raise UserError(f"Initializer option {option} is {value!r}.", "Give a number above 0.")
-    return number
+_number = _number_that("Give a finite number.")
+_non_negative = _number_that("Give a finite number that is not negative.", lambda number: number >= 0)
+_positive = _number_that("Give a finite number above 0.", lambda number: number > 0)
 
 
 def _gain(option: str, value: Any) -> float:

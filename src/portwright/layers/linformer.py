@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from portwright.errors import UserError, suggest
-from portwright.layers.attention import MultiheadAttention
-from portwright.layers.attention_inputs import add_batch, check_batches, check_inputs
+from portwright.layers.attention import MultiheadAttention, add_batch, check_batches, check_inputs
 from portwright.layers.initializers import InitializerSpec, get_initializer
 
 SHARE_STYLES = ("no-share", "share-headwise", "share-kv", "share-layerwise")

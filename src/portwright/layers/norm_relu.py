@@ -49,5 +49,4 @@ def _fused(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
             count = rows.shape[0]
             norm.running_mean.lerp_(mean.to(norm.running_mean.dtype), factor)
             norm.running_var.lerp_((variance * (count / (count - 1))).to(norm.running_var.dtype), factor)
-    restored: Tensor = y.view(batch, height, width, channels).permute(0, 3, 1, 2)
-    return restored
+    return y.view(batch, height, width, channels).permute(0, 3, 1, 2)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -109,12 +108,9 @@ def get_norm(norm: str | NormFactory | None) -> NormFactory:
             raise UserError(f"Unknown norm {norm!r}.", suggest(name, _NORMS))
         return _NORMS[name]
     if isinstance(norm, nn.Module) or not callable(norm):
+        given = f"a {type(norm).__name__} module" if isinstance(norm, nn.Module) else repr(norm)
         raise UserError(
-            f"The norm is {_in_words(norm)}, not what makes one.",
+            f"The norm is {given}, not what makes one.",
             f"Give a name or a class. {suggest('', _NORMS)}",
         )
     return norm
-
-
-def _in_words(value: Any) -> str:
-    return f"a {type(value).__name__} module" if isinstance(value, nn.Module) else repr(value)

@@ -136,12 +136,10 @@ def check_positions(past_length: int, length: int, max_position_embeddings: int)
         )
 
 
-def _distances(seq_length: int, key_length: int, past_length: int, device: torch.device) -> Tensor:
-    queries = torch.arange(past_length, past_length + seq_length, device=device)
-    return torch.arange(key_length, device=device).unsqueeze(0) - queries.unsqueeze(1)
-
-
-def _length_of_past(seq_length: int, key_length: int, past_kv: object, past_length: int | None) -> int:
+def _distances(
+    seq_length: int, key_length: int, past_kv: object, past_length: int | None, device: torch.device
+) -> Tensor:
+    """How far each key is after each query; with a cache alone the queries are the last of the keys."""
     if past_length is None:
         past_length = 0 if past_kv is None else key_length - seq_length
     if past_length < 0:
@@ -149,7 +147,8 @@ def _length_of_past(seq_length: int, key_length: int, past_kv: object, past_leng
             f"A position bias was asked for {seq_length} queries and {key_length} keys after a cache.",
             "Count the cached keys in key_length.",
         )
-    return past_length
+    queries = torch.arange(past_length, past_length + seq_length, device=device)
+    return torch.arange(key_length, device=device).unsqueeze(0) - queries.unsqueeze(1)
 
 
 def relative_position_bucket(
@@ -226,9 +225,9 @@ class RelativePositionEmbeddingLayer(nn.Module):
 
         The first query stands at `past_length`; when only a cache is given the queries are the last of the keys.
         """
-        past = _length_of_past(seq_length, key_length, past_kv, past_length)
+        device = self.relative_attention_bias.weight.device
         buckets = relative_position_bucket(
-            _distances(seq_length, key_length, past, self.relative_attention_bias.weight.device),
+            _distances(seq_length, key_length, past_kv, past_length, device),
             bidirectional=self.bidirectional_relative_attention,
             num_buckets=self.num_relative_attention_buckets,
             max_distance=self.max_relative_positions,
@@ -331,8 +330,7 @@ class AlibiPositionEmbeddingLayer(nn.Module):
 
         The first query stands at `past_length`; when only a cache is given the queries are the last of the keys.
         """
-        past = _length_of_past(seq_length, key_length, past_kv, past_length)
-        distance = _distances(seq_length, key_length, past, self.slopes.device).abs()
+        distance = _distances(seq_length, key_length, past_kv, past_length, self.slopes.device).abs()
         wide = self.slopes.to(torch.promote_types(self.slopes.dtype, torch.float32))
         bias = wide.unsqueeze(-1) * distance / -self.scaling_factor
         return bias.to(self.slopes.dtype).unsqueeze(0)

@@ -250,7 +250,7 @@ class Transformer(nn.Transformer):
         memory = self.encoder(
             src, mask=src_mask, src_key_padding_mask=src_key_padding_mask, **given(is_causal=src_is_causal)
         )
-        output: Tensor = self.decoder(
+        return self.decoder(
             tgt,
             memory,
             tgt_mask=tgt_mask,
@@ -259,7 +259,6 @@ class Transformer(nn.Transformer):
             memory_key_padding_mask=memory_key_padding_mask,
             **given(tgt_is_causal=tgt_is_causal, memory_is_causal=memory_is_causal or None),
         )
-        return output
 
     @staticmethod
     def generate_square_subsequent_mask(

@@ -27,9 +27,9 @@ from portwright.losses.tokens import (
     logit_gradients_,
     losses_of,
     split_ignored,
+    token_cross_entropy,
     wide_type,
 )
-from portwright.losses.whole import whole_cross_entropy
 
 Reduction = Literal["mean", "sum", "none"]
 _REDUCTIONS = ("mean", "sum", "none")
@@ -221,7 +221,7 @@ def chunked_cross_entropy(
     knows only torch's ops gets those, and holds all the logits.
     """
     if needs_plain_ops(hidden):
-        return whole_cross_entropy(
+        return _whole_cross_entropy(
             hidden,
             weight,
             targets,
@@ -253,10 +253,35 @@ def chunked_cross_entropy(
     needs = [tensor is not None and tensor.requires_grad for tensor in head]
     is_one_number = reduction != "none"
     if is_one_number and any(needs) and torch.is_grad_enabled() and _may_fuse(hidden.dtype):
-        loss: Tensor = _head_loss_and_gradients(coefficients, *head, targets_n, *options, needs)[0]
-        return loss
+        return _head_loss_and_gradients(coefficients, *head, targets_n, *options, needs)[0]
     losses: Tensor = _head_losses(*head, targets_n, *options) * coefficients
     return losses.sum() if is_one_number else losses.reshape(targets.shape)
+
+
+def _whole_cross_entropy(
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    bias: Tensor | None,
+    *,
+    ignore_index: int,
+    label_smoothing: float,
+    weights: Tensor | None,
+    reduction: str,
+) -> Tensor:
+    """The same value in plain ops over all the logits at once, for compilers that must see each op."""
+    logits = F.linear(hidden, weight, bias)
+    losses = token_cross_entropy(logits, targets, ignore_index=ignore_index, label_smoothing=label_smoothing)
+    if weights is not None:
+        losses = losses * weights.to(losses.dtype)
+    if reduction == "none":
+        return losses
+    if reduction == "sum":
+        return losses.sum()
+    counted = (targets != ignore_index).to(losses.dtype)
+    if weights is not None:
+        counted = counted * weights.to(losses.dtype)
+    return losses.sum() / counted.sum()
 
 
 def _may_fuse(dtype: torch.dtype) -> bool:

@@ -209,14 +209,13 @@ class T5ForConditionalGenerationLoss(nn.Module):
         mask = _in_shape(decoder_attention_mask, labels, losses.dtype, "decoder_attention_mask")
         if self.mlm_loss_scaling == "num_masked":
             return _per_token((losses * mask).sum(), mask.sum())
-        if self.mlm_loss_scaling == "batch_size":
-            return (losses * mask).sum() / labels.shape[0] * self.global_loss_weight
-        if loss_weight is None and self.training:
+        is_fixed = self.mlm_loss_scaling == "batch_size"
+        if loss_weight is None and self.training and not is_fixed:
             raise UserError(
                 "mlm_loss_scaling='precomputed_num_masked' got no loss_weight.",
                 "Give the weights of the batch, or scale by num_masked.",
             )
-        if loss_weight is None:
+        if is_fixed or loss_weight is None:
             return (losses * mask).sum() / labels.shape[0] * self.global_loss_weight
         weights = _for_each_label(loss_weight, labels, losses.dtype, "loss_weight")
         return (losses * mask * weights).sum() / labels.shape[0]

@@ -138,10 +138,9 @@ def _widened_losses(
     logits_nv: Tensor, targets_n: Tensor, ignore_index: int, label_smoothing: float
 ) -> Tensor:
     if logits_nv.dtype in (torch.float16, torch.bfloat16) and not torch.compiler.is_compiling():
-        losses: Tensor = _HalfLosses.apply(  # type: ignore[no-untyped-call]
+        return _HalfLosses.apply(  # type: ignore[no-untyped-call]
             logits_nv, targets_n, ignore_index, label_smoothing
         )
-        return losses
     return F.cross_entropy(
         logits_nv.to(wide_type(logits_nv.dtype)),
         targets_n,

@@ -96,17 +96,9 @@ class Bert(nn.Module):
         x = self.embeddings(input_ids, token_type_ids, position_ids=position_ids)
         x = self.embeddings_dropout(self.embeddings_norm(x))
         padding = None if attention_mask is None else attention_mask == 0
-        encoded: Tensor = self.encoder(x, src_key_padding_mask=padding)
-        return encoded
+        return self.encoder(x, src_key_padding_mask=padding)
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        token_type_ids: Tensor | None = None,
-        position_ids: Tensor | None = None,
-    ) -> Tensor:
-        return self.encode(input_ids, attention_mask, token_type_ids, position_ids)
+    forward = encode
 
     def count_positions(self, input_ids: Tensor) -> Tensor:
         """RoBERTa's positions: those of tokens count from pad_token_id + 1, that of padding is pad_token_id."""
@@ -134,14 +126,13 @@ class Bert(nn.Module):
 
     def _share_mixtures(self, params: Mapping[str, Any]) -> None:
         """Gives every layer the same mixing matrix where all share one."""
-        attentions = [layer.self_attn for layer in self.encoder.layers]
+        attentions: list[Any] = [layer.self_attn for layer in self.encoder.layers]
         first = attentions[0]
         if not isinstance(first, LinformerAttention) or first.param_share_style != "share-layerwise":
             return
         matrix = torch.empty(params["projected_dims"], self.max_position_embeddings)
         mixtures = nn.Parameter(nn.init.xavier_uniform_(matrix)[None])
         for attention in attentions:
-            assert isinstance(attention, LinformerAttention)
             attention.tie_kernel_projections(mixtures)
 
 

@@ -54,8 +54,7 @@ class MaskedTokenHead(nn.Module):
         self.decoder = None if is_tied else make_linear(width, params["vocab_size"], drawn, bias=False)
 
     def transform(self, hidden: Tensor) -> Tensor:
-        transformed: Tensor = self.norm(self.activation(self.dense(hidden)))
-        return transformed
+        return self.norm(self.activation(self.dense(hidden)))
 
 
 class BertForPreTraining(nn.Module):
@@ -115,13 +114,11 @@ class BertForPreTraining(nn.Module):
     def score_sentences(self, hidden: Tensor) -> Tensor | None:
         if self.nsp is None or self.bert.pooler is None:
             return None
-        scores: Tensor = self.nsp(self.bert.pooler(hidden))
-        return scores
+        return self.nsp(self.bert.pooler(hidden))
 
     def loss(self, batch: Batch) -> Tensor:
         """The training loss of a batch; inputs that the batch lacks are not used."""
-        loss: Tensor = self(**{name: batch[name] for name in _LOSS_INPUTS if name in batch})
-        return loss
+        return self(**{name: batch[name] for name in _LOSS_INPUTS if name in batch})
 
     def scale_weights(self, weights: Tensor, mlm_loss_scale: Tensor | None) -> Tensor:
         """The factors of the masked tokens' losses, whose weighted sum is the training loss."""
@@ -183,8 +180,7 @@ class BertForSequenceClassification(nn.Module):
         """Scores [batch, labels]."""
         hidden = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids)
         assert self.bert.pooler is not None
-        scores: Tensor = self.classifier(self.dropout(self.bert.pooler(self.pooler_dropout(hidden[:, :1]))))
-        return scores
+        return self.classifier(self.dropout(self.bert.pooler(self.pooler_dropout(hidden[:, :1]))))
 
     def loss(self, scores: Tensor, labels: Tensor) -> Tensor:
         wide = scores.to(torch.promote_types(scores.dtype, torch.float32))
@@ -213,8 +209,7 @@ class BertForTokenClassification(nn.Module):
     ) -> Tensor:
         """Scores [batch, sequence, classes]."""
         hidden = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids)
-        scores: Tensor = self.classifier(self.dropout(hidden))
-        return scores
+        return self.classifier(self.dropout(hidden))
 
     def loss(self, scores: Tensor, labels: Tensor) -> Tensor:
         """The mean over tokens whose label is not -100."""
@@ -272,8 +267,7 @@ class BertForSummarization(nn.Module):
     ) -> Tensor:
         """Scores [batch, sentences]; above 0 the sentence belongs to the summary."""
         hidden = self.bert.encode(input_ids, attention_mask, token_type_ids, position_ids)
-        scores: Tensor = self.classifier(take_positions(hidden, cls_indices)).squeeze(-1)
-        return scores
+        return self.classifier(take_positions(hidden, cls_indices)).squeeze(-1)
 
     def loss(self, scores: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
         """The mean over sentences, or with `loss_weight` the sum in each document times that weight."""

@@ -24,14 +24,6 @@ from portwright.layers import (
 )
 from portwright.layers.initializers import InitializerSpec, get_initializer
 from portwright.layers.plain_ops import needs_plain_ops
-from portwright.networks.causal_mask import (
-    banded_mask,
-    check_ids,
-    check_token_shape,
-    document_mask,
-    padding_mask,
-    positions_in_documents,
-)
 from portwright.networks.token_loss import head_loss
 
 
@@ -77,10 +69,6 @@ class Gpt(nn.Module):
             "batch_first": True,
             "attention_type": chosen["attention_type"],
             "attention_dropout_rate": chosen["attention_dropout_rate"],
-            "use_projection_bias_in_attention": self._has_attention_bias(
-                chosen["use_projection_bias_in_attention"]
-            ),
-            "use_ffn_bias_in_attention": self._has_attention_bias(chosen["use_ffn_bias_in_attention"]),
             "use_ffn_bias": chosen["use_ffn_bias"],
             "attention_initializer": first,
             "attention_output_layer_initializer": last,
@@ -89,6 +77,9 @@ class Gpt(nn.Module):
             "use_ff_layer1_dropout": False,
             "device": device,
         }
+        for name in ("use_projection_bias_in_attention", "use_ffn_bias_in_attention"):
+            # By default GPT-J's attention has no biases.
+            options[name] = self.rotary_dim is None if chosen[name] is None else chosen[name]
         layer: TransformerDecoderLayer
         if self.rotary_dim is None:
             layer = TransformerDecoderLayer(
@@ -153,7 +144,11 @@ class Gpt(nn.Module):
         past_kv: Sequence[DecoderLayerCache] | None = None,
     ) -> Tensor:
         """Gives the last hidden states [b, t, d]; the arguments are those of `forward`."""
-        check_ids(input_ids)
+        if input_ids.dim() != 2:
+            raise UserError(
+                f"input_ids has shape {tuple(input_ids.shape)}.",
+                "Give it [batch, tokens]; [None] adds a batch of one.",
+            )
         length, num_past = input_ids.shape[1], past_kv[0].self_attn.length if past_kv else 0
         mask: Tensor | None = None  # with None the kernel hides later tokens
         if document_ids is not None:
@@ -164,8 +159,8 @@ class Gpt(nn.Module):
                 )
             check_token_shape("document_ids", document_ids, input_ids)
             mask = document_mask(document_ids)
-            if position_ids is None:
-                position_ids = positions_in_documents(mask)
+            if position_ids is None:  # how many tokens of its own document come before each
+                position_ids = (~mask[:, 0]).sum(dim=-1) - 1
         elif needs_plain_ops(input_ids):
             mask = banded_mask(length, num_past, num_past + length, input_ids.device)
         hides_padding = padding_mask(attention_mask, input_ids, num_past)
@@ -179,8 +174,7 @@ class Gpt(nn.Module):
         if self.window is not None:
             banded = banded_mask(length, num_past, self.window, input_ids.device)
             return self._decode_banded(x, mask, banded if mask is None else banded | mask, options)
-        hidden: Tensor = self.decoder(x, tgt_mask=mask, tgt_is_causal=mask is None, **options)
-        return hidden
+        return self.decoder(x, tgt_mask=mask, tgt_is_causal=mask is None, **options)
 
     def head_weight(self) -> tuple[Tensor, Tensor | None]:
         """Gives the weight [vocabulary, d] and the bias of the output layer, which may be the word embedding."""
@@ -191,10 +185,6 @@ class Gpt(nn.Module):
     def make_cache(self) -> list[DecoderLayerCache]:
         """Empty caches, one a layer, to pass as `past_kv` at every step of a generation."""
         return self.decoder.make_cache()
-
-    def _has_attention_bias(self, has_bias: bool | None) -> bool:
-        """Whether attention has biases; by default GPT-J's has none."""
-        return self.rotary_dim is None if has_bias is None else has_bias
 
     def _decode_banded(
         self, x: Tensor, mask: Tensor | None, banded: Tensor, options: dict[str, Any]
@@ -207,8 +197,7 @@ class Gpt(nn.Module):
             cached = {} if past_kv is None else {"past_kv": past_kv[index]}
             x = layer(x, tgt_mask=chosen, tgt_is_causal=chosen is None, **options, **cached)
         norm: Any = self.decoder.norm
-        normed: Tensor = norm(x)
-        return normed
+        return norm(x)
 
 
 _DEFAULTS: dict[str, Any] = {
@@ -248,3 +237,44 @@ def _initializers(params: Mapping[str, Any]) -> tuple[InitializerSpec, Initializ
         )
     everywhere = {"name": "normal", "std": std}
     return everywhere, {"name": "normal", "std": std / math.sqrt(2 * depth)}, everywhere
+
+
+# Masks of tokens that the decoder must not see: True is hidden.
+
+
+def banded_mask(num_queries: int, num_past: int, window: int, device: torch.device) -> Tensor:
+    """The mask [queries, keys] by which each token sees the `window` latest ones, itself included."""
+    keys = torch.arange(num_past + num_queries, device=device)
+    distance = keys[num_past:, None] - keys[None, :]
+    return (distance < 0) | (distance >= window)
+
+
+def document_mask(document_ids: Tensor) -> Tensor:
+    """The causal mask [batch, 1, queries, keys] that also hides other documents."""
+    length = document_ids.shape[1]
+    positions = torch.arange(length, device=document_ids.device)
+    is_later = positions[None, :] > positions[:, None]
+    is_other = document_ids[:, :, None] != document_ids[:, None, :]
+    return (is_later | is_other)[:, None]
+
+
+def padding_mask(attention_mask: Tensor | None, input_ids: Tensor, num_past: int) -> Tensor | None:
+    """The mask [batch, keys] that hides padding, from a numeric mask in which 1 is a token and 0 padding."""
+    if attention_mask is None:
+        return None
+    wanted = (input_ids.shape[0], num_past + input_ids.shape[1])
+    if tuple(attention_mask.shape) != wanted:
+        raise UserError(
+            f"attention_mask has shape {tuple(attention_mask.shape)}.",
+            f"Give it {wanted}: one for each token{', cached ones first' if num_past else ''}.",
+        )
+    return attention_mask == 0
+
+
+def check_token_shape(name: str, given: Tensor, input_ids: Tensor) -> None:
+    """Refuses a tensor without one value for each token."""
+    if given.shape != input_ids.shape:
+        raise UserError(
+            f"{name} has shape {tuple(given.shape)} and input_ids {tuple(input_ids.shape)}.",
+            "Give one for each token.",
+        )

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from portwright.layers.legal import interpolate
 from portwright.layers.plain_ops import is_eager
 
 
@@ -22,13 +23,16 @@ def put_channels_last(images: Tensor) -> Tensor:
     return images.contiguous(memory_format=torch.channels_last)
 
 
-def double_bilinear(x: Tensor) -> Tensor:
-    """F.interpolate(x, scale_factor=2, mode="bilinear"), also where a target has no such kernel.
+def double(x: Tensor, mode: str) -> Tensor:
+    """F.interpolate(x, scale_factor=2, mode=mode) for modes nearest and bilinear, also where a target has no such kernel.
 
-    With a factor of two each result is three quarters of a pixel plus a quarter of its neighbour, made by slices and sums.
+    There the nearest neighbour is the legal form's. Bilinear would be products with matrices in its legal form; with a
+    factor of two each result is three quarters of a pixel plus a quarter of its neighbour, which slices and sums make.
     """
     if is_eager(x):
-        return F.interpolate(x, scale_factor=2, mode="bilinear")
+        return F.interpolate(x, scale_factor=2, mode=mode)
+    if mode == "nearest":
+        return interpolate(x, scale_factor=2.0, mode=mode)
     return _double_along(_double_along(x, 2), 3)
 
 

@@ -43,13 +43,12 @@ class MaskedTokenModel(PyTorchBaseModel):
         return (losses * scaled).sum() + self.model.sentence_loss(sentences, data.get("next_sentence_label"))
 
     def score(self, data: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        scores: tuple[torch.Tensor, torch.Tensor | None] = self.model(
+        return self.model(
             data["input_ids"],
             data.get("attention_mask"),
             data.get("token_type_ids"),
             data["masked_lm_positions"],
         )
-        return scores
 
     def predict(self, data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         tokens, sentences = self.score(data)

@@ -31,8 +31,7 @@ class NextTokenModel(PyTorchBaseModel):
     def __call__(self, data: dict[str, Tensor]) -> Tensor:
         labels, weights = data["labels"], data.get("attention_mask")
         if self.model.training:
-            loss: Tensor = self.model(**self.tokens(data), labels=labels, label_weights=weights)
-            return loss
+            return self.model(**self.tokens(data), labels=labels, label_weights=weights)
         logits: Tensor = self.model(**self.tokens(data))
         return evaluated_loss(self.model, logits, labels, weights, self.accuracy, self.perplexity)
 

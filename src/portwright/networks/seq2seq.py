@@ -19,8 +19,7 @@ from portwright.layers import (
 )
 from portwright.layers.cache import DecoderLayerCache
 from portwright.layers.plain_ops import needs_plain_ops
-from portwright.networks.encoder_decoder import EncoderDecoder
-from portwright.networks.seq2seq_masks import causal_mask, padding_mask, past_of
+from portwright.networks.encoder_decoder import EncoderDecoder, causal_mask, padding_mask, past_of
 
 
 class Seq2Seq(EncoderDecoder):
@@ -78,8 +77,7 @@ class Seq2Seq(EncoderDecoder):
 
     def encode(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """The memory [batch, source, width] that the decoder attends to."""
-        memory: Tensor = self.encoder(self.encoder_embeddings(input_ids), mask=padding_mask(attention_mask))
-        return memory
+        return self.encoder(self.encoder_embeddings(input_ids), mask=padding_mask(attention_mask))
 
     def decode_hidden(
         self,
@@ -97,7 +95,7 @@ class Seq2Seq(EncoderDecoder):
         is_causal = decoder_attention_mask is None and num_past == 0 and not needs_plain_ops(x)
         if not is_causal:
             mask = causal_mask(length, num_past, decoder_attention_mask, decoder_input_ids.device)
-        hidden: Tensor = self.decoder(
+        return self.decoder(
             x,
             memory,
             tgt_mask=mask,
@@ -105,7 +103,6 @@ class Seq2Seq(EncoderDecoder):
             tgt_is_causal=is_causal,
             past_kv=past_kv,
         )
-        return hidden
 
     def head_weight(self) -> tuple[Tensor, Tensor | None]:
         """The output layer's matrix [vocabulary, width]; it has no bias."""

@@ -18,8 +18,13 @@ from portwright.layers import (
 )
 from portwright.layers.cache import DecoderLayerCache
 from portwright.layers.norms import RMSNorm
-from portwright.networks.encoder_decoder import EncoderDecoder
-from portwright.networks.seq2seq_masks import causal_mask, padding_mask, past_of, shared_bias
+from portwright.networks.encoder_decoder import (
+    EncoderDecoder,
+    causal_mask,
+    padding_mask,
+    past_of,
+    shared_bias,
+)
 
 
 class T5(EncoderDecoder):
@@ -85,8 +90,7 @@ class T5(EncoderDecoder):
         x = self.dropout(self.embeddings(input_ids))
         length = input_ids.shape[1]
         bias = shared_bias(self.encoder_positions(length, length), padding_mask(attention_mask))
-        memory: Tensor = self.dropout(self.encoder(x, self_attn_position_bias=bias))
-        return memory
+        return self.dropout(self.encoder(x, self_attn_position_bias=bias))
 
     def decode_hidden(
         self,

@@ -43,8 +43,7 @@ class TargetTokenModel(PyTorchBaseModel):
         ids = (data["input_ids"], data["attention_mask"], data["decoder_input_ids"])
         labels, weights = data["labels"], data["decoder_attention_mask"]
         if self.model.training:
-            loss: Tensor = self.model(*ids, labels=labels, label_weights=weights)
-            return loss
+            return self.model(*ids, labels=labels, label_weights=weights)
         logits: Tensor = self.model(*ids)
         if self.exact_match is not None:
             self.exact_match(labels=torch.ones_like(labels[:, 0]), predictions=self.matches(data))

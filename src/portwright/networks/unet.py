@@ -16,7 +16,7 @@ from portwright.errors import UserError, suggest
 from portwright.layers.activations import get_activation
 from portwright.layers.initializers import get_initializer
 from portwright.layers.norm_relu import norm_relu
-from portwright.networks.image_memory import double_bilinear, fit, put_channels_last
+from portwright.networks.image_memory import double, fit, put_channels_last
 
 _KERNELS = {"3x3_conv": 3, "1x1_conv": 1}
 _IN_PLACE = {"relu": nn.ReLU, "leaky_relu": nn.LeakyReLU, "elu": nn.ELU}
@@ -144,8 +144,7 @@ class UNet(nn.Module):
         x = self.dropout(self.bottleneck(x))
         for grow, decode in zip(self.ups, self.decoders, strict=True):
             x = decode(self._join(grow(x), passed.pop()))
-        logits: Tensor = self.head(x)
-        return logits
+        return self.head(x)
 
     def _join(self, x: Tensor, passed: Tensor) -> Tensor:
         """Joins both at one size: where convolutions pad, that of the image, else the smaller one."""
@@ -213,8 +212,7 @@ class ConvNorm(nn.Module):
         x = self.conv(x)
         if isinstance(self.activation, nn.ReLU) and isinstance(self.norm, nn.BatchNorm2d):
             return norm_relu(self.norm, x)
-        made: Tensor = self.activation(self.norm(x))
-        return made
+        return self.activation(self.norm(x))
 
 
 class ConvBlock(nn.Module):
@@ -252,7 +250,7 @@ class BilinearUp(nn.Module):
         self.conv = nn.Conv2d(num_in, num_out, 1, bias=options.enable_bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        return double_bilinear(self.conv(x))
+        return double(self.conv(x), "bilinear")
 
 
 class DoublingConv(nn.ConvTranspose2d):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable
+from inspect import Parameter, Signature
 from typing import Any
 
 import torch
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from portwright.optim.signatures import signature_of
 from portwright.runtime.extra_optimizers import Adafactor, Lamb, Lion, Muon, UncorrectedAdam
 
 __all__ = [
@@ -62,6 +62,13 @@ class CSOptimizer(Optimizer):
         """Increments a parameter's number of steps, and gives it."""
         step: torch.Tensor = self.state[p]["step"]
         return step.add_(1)
+
+
+def signature_of(*names: str, **defaults: Any) -> Signature:
+    """One of the model zoo's signatures: arguments without a default, then those with one."""
+    kind = Parameter.POSITIONAL_OR_KEYWORD
+    needed = [Parameter(name, kind) for name in names]
+    return Signature([*needed, *(Parameter(name, kind, default=value) for name, value in defaults.items())])
 
 
 def _of_torch(kind: type[Optimizer], *names: str, **defaults: Any) -> Any:

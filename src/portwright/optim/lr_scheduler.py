@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from portwright.job.schedules import parse_schedule
-from portwright.optim.signatures import signature_of
+from portwright.optim import signature_of
 
 
 class LRScheduler(torch.optim.lr_scheduler.LambdaLR):

@@ -59,12 +59,11 @@ class Encoder:
 
     def stack(self, rows: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Arrays:
         """Padded rows: input_ids, attention_mask, token_type_ids."""
-        ids = np.full((len(rows), self.length), self.pad_id, np.int32)
-        mask, types = np.zeros_like(ids), np.zeros_like(ids)
-        for number, (row, segments) in enumerate(rows):
-            ids[number, : len(row)], mask[number, : len(row)] = row, 1
-            types[number, : len(row)] = segments
-        return {"input_ids": ids, "attention_mask": mask, "token_type_ids": types}
+        return {
+            "input_ids": pad_lists([ids for ids, _ in rows], self.length, self.pad_id, np.int32),
+            "attention_mask": pad_lists([[1] * len(ids) for ids, _ in rows], self.length, 0, np.int32),
+            "token_type_ids": pad_lists([types for _, types in rows], self.length, 0, np.int32),
+        }
 
     def encode_words(self, words: Sequence[str]) -> list[list[int]]:
         """The tokens of each word; one that has none is unknown."""

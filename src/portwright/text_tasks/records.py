@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from portwright.data import tables
-from portwright.data.tables import TABLES as TABLES
-from portwright.data.tables import read_text as read_text
+from portwright.data.tables import TABLES, find_files, read_rows
 from portwright.errors import UserError, suggest
 
 
@@ -66,21 +64,25 @@ class Record:
             ) from error
 
 
-def find_files(data_dir: Any, section: str, suffixes: Sequence[str]) -> list[Path]:
-    """Files of data_dir with one of these endings, in the order of their names; data_dir may also name files."""
-    return tables.find_files(data_dir, suffixes, f"{section}.data_dir: ")
+def read_records(
+    data_dir: Any,
+    section: str,
+    what: str = "record",
+    readers: Mapping[str, Callable[[Path], Iterator[Record]]] | None = None,
+) -> list[Record]:
+    """All records of the tables in data_dir, and of files with an ending that `readers` has a function for.
 
-
-def read_records(data_dir: Any, section: str) -> list[Record]:
-    """All records of the tables in data_dir."""
-    files = find_files(data_dir, section, TABLES)
-    records = [record for file in files for record in read_file(file)]
+    Files come in the order of their names; data_dir may also name files. `what` they hold is for the error where they do not.
+    """
+    readers = {**dict.fromkeys(TABLES, read_table), **(readers or {})}
+    files = find_files(data_dir, list(readers), f"{section}.data_dir: ")
+    records = [record for file in files for record in readers[file.suffix.lower()](file)]
     if not records:
-        raise UserError(f"{section}.data_dir: {files[0]} and all others hold no record.", "Give data.")
+        raise UserError(f"{section}.data_dir: {files[0]} and all others hold no {what}.", "Give data.")
     return records
 
 
-def read_file(file: Path) -> Iterator[Record]:
+def read_table(file: Path) -> Iterator[Record]:
     # In GLUE's TSV files a quotation mark is an ordinary character.
-    for row in tables.read_rows(file, quoted=file.suffix.lower() != ".tsv", lenient=True):
+    for row in read_rows(file, quoted=file.suffix.lower() != ".tsv", lenient=True):
         yield Record(f"{file}, {row.place}", row.values)

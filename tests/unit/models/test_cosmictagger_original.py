@@ -120,7 +120,7 @@ def test_the_published_configurations_have_the_same_weights(name: str) -> None:
         fields = {
             key: getattr(value, "name", value)
             for key, value in vars(published).items()
-            if key in blocks.NetworkOptions.__dataclass_fields__
+            if key in blocks.NetworkOptions.model_fields
         }
         options = blocks.NetworkOptions(**fields)
         given = original_options(options, theirs.config)

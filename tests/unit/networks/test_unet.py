@@ -13,7 +13,7 @@ from torch import Tensor
 
 from portwright.errors import UserError
 from portwright.networks import UNet
-from portwright.networks.image_memory import _double_along, double_bilinear, fit, put_channels_last
+from portwright.networks.image_memory import _double_along, double, fit, put_channels_last
 
 SMALL = {"encoder_filters": [4, 6, 8], "decoder_filters": [6, 4]}
 Weights = dict[str, Tensor]
@@ -215,9 +215,9 @@ def test_images_that_do_not_fit_are_named(shape: tuple[int, ...]) -> None:
 
 def test_doubling_without_a_kernel_is_doubling() -> None:
     x = torch.randn(2, 3, 5, 4, dtype=torch.float64)
-    torch.testing.assert_close(_double_along(_double_along(x, 2), 3), double_bilinear(x))
+    torch.testing.assert_close(_double_along(_double_along(x, 2), 3), double(x, "bilinear"))
     one = torch.randn(1, 1, 1, 1)
-    torch.testing.assert_close(_double_along(_double_along(one, 2), 3), double_bilinear(one))
+    torch.testing.assert_close(_double_along(_double_along(one, 2), 3), double(one, "bilinear"))
 
 
 def test_fitting_cuts_and_pads_evenly() -> None:

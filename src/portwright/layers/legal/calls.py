@@ -81,11 +81,11 @@ class CallLog:
 
     def note(self, what: str, form: Form, root: nn.Module) -> None:
         """Records a redirected call, once for each line that makes it."""
-        file, line, frame = _caller()
+        file, line = _caller()
         key = (what, file, line)
         if key not in self._seen:
             self._seen.add(key)
-            self.add(Swap(_path_of(frame, root), what, f"legal.{form.name}", form.why, file, line))
+            self.add(Swap(_running_module(root), what, f"legal.{form.name}", form.why, file, line))
 
     @contextmanager
     def redirecting(self, root: nn.Module) -> Iterator[None]:
@@ -162,20 +162,21 @@ def _writes(func: Callable[..., Any]) -> bool:
     return name.endswith("_")
 
 
-def _caller() -> tuple[str, int, FrameType | None]:
+def _caller() -> tuple[str, int]:
     """The innermost line outside of torch, the SDK and this package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith((_OWN, _TORCH, "<")) and "/cerebras/pytorch/" not in file:
-            return file, frame.f_lineno, sys._getframe(1)
+            return file, frame.f_lineno
         frame = frame.f_back
-    return "", 0, sys._getframe(1)
+    return "", 0
 
 
-def _path_of(frame: FrameType | None, root: nn.Module) -> str:
+def _running_module(root: nn.Module) -> str:
     """The name of the model's innermost module that is running."""
     names: dict[int, str] = {id(module): name for name, module in root.named_modules()}
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         owner = frame.f_locals.get("self")
         if isinstance(owner, nn.Module) and id(owner) in names:

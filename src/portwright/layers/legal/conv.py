@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import reduce
 from itertools import product
+from operator import add
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from portwright.layers.legal.padding import pad
+from portwright.layers.legal.positions import each
 
 __all__ = [
     "Conv1d", "Conv2d", "Conv3d", "ConvTranspose1d", "ConvTranspose2d", "ConvTranspose3d", "conv1d", "conv2d",
@@ -40,10 +43,10 @@ def conv1d(
     groups: int = 1,
 ) -> Tensor:
     """F.conv1d, as a 2-D convolution of height 1."""
-    flat_padding = padding if isinstance(padding, str) else (0, _first(padding))
+    flat_padding = padding if isinstance(padding, str) else (0, *each(padding, 1))
     result = conv2d(
         input.unsqueeze(-2), weight.unsqueeze(-2), bias,
-        (1, _first(stride)), flat_padding, (1, _first(dilation)), groups,
+        (1, *each(stride, 1)), flat_padding, (1, *each(dilation, 1)), groups,
     )  # fmt: skip
     return result.squeeze(-2)
 
@@ -87,7 +90,7 @@ def conv_transpose1d(
     """F.conv_transpose1d, as a 2-D transposed convolution of height 1."""
     result = conv_transpose2d(
         input.unsqueeze(-2), weight.unsqueeze(-2), bias,
-        (1, _first(stride)), (0, _first(padding)), (0, _first(output_padding)), groups, (1, _first(dilation)),
+        (1, *each(stride, 1)), (0, *each(padding, 1)), (0, *each(output_padding, 1)), groups, (1, *each(dilation, 1)),
     )  # fmt: skip
     return result.squeeze(-2)
 
@@ -133,12 +136,12 @@ def _conv(
     dense: Any = F.conv2d if num_dims == 2 else F.conv3d
     channels = -num_dims - 1
     if groups == 1 or _is_malformed(input, weight, groups, channels):
-        return dense(input, weight, bias, stride, padding, dilation, groups)  # type: ignore[no-any-return]
+        return dense(input, weight, bias, stride, padding, dilation, groups)
     taps = math.prod(weight.shape[2:])
     if weight.shape[1] == 1 and taps <= MOST_TAPS:
         return _depthwise(num_dims, input, weight, bias, stride, padding, dilation)
     if groups > MOST_CHUNKS:
-        return dense(input, _block_diagonal(weight, groups), bias, stride, padding, dilation)  # type: ignore[no-any-return]
+        return dense(input, _block_diagonal(weight, groups), bias, stride, padding, dilation)
     parts = zip(
         input.chunk(groups, channels),
         weight.chunk(groups),
@@ -165,7 +168,7 @@ def _depthwise(
     dilation: Size,
 ) -> Tensor:
     """Convolves each channel by itself: a sum over the kernel's places of shifted views times one number a channel."""
-    strides, dilations = _each(stride, num_dims), _each(dilation, num_dims)
+    strides, dilations = each(stride, num_dims), each(dilation, num_dims)
     kernel = tuple(weight.shape[2:])
     padded = F.pad(input, _pad_amounts(padding, kernel, dilations))
     num_channels = input.shape[-num_dims - 1]
@@ -179,19 +182,22 @@ def _depthwise(
             f"a kernel of {kernel} does not fit in an input of {tuple(padded.shape[-num_dims:])}"
         )
     per_channel = weight.reshape(num_channels, multiplier, *kernel)
-    total: Tensor | None = None
-    for tap in product(*map(range, kernel)):
-        view = padded
-        for place, (offset, size, s, d) in enumerate(zip(tap, sizes, strides, dilations, strict=True)):
-            start = offset * d
-            dim = view.dim() - num_dims + place
-            view = view[(slice(None),) * dim + (slice(start, start + (size - 1) * s + 1, s),)]
-        index: tuple[Any, ...] = (..., *tap)
-        factor = per_channel[index].reshape(num_channels, multiplier, *[1] * num_dims)
-        term = view.unsqueeze(-num_dims - 1) * factor
-        total = term if total is None else total + term
-    assert total is not None
-    result = total.flatten(-num_dims - 2, -num_dims - 1)
+
+    def shifted_product(tap: tuple[int, ...]) -> Tensor:
+        at: tuple[Any, ...] = (..., *tap)
+        seen: tuple[Any, ...] = (
+            ...,
+            *(
+                slice(offset * d, offset * d + (size - 1) * s + 1, s)
+                for offset, size, s, d in zip(tap, sizes, strides, dilations, strict=True)
+            ),
+        )
+        factor = per_channel[at].reshape(num_channels, multiplier, *[1] * num_dims)
+        return padded[seen].unsqueeze(-num_dims - 1) * factor
+
+    result = reduce(add, map(shifted_product, product(*map(range, kernel)))).flatten(
+        -num_dims - 2, -num_dims - 1
+    )
     return result if bias is None else result + bias.reshape(-1, *[1] * num_dims)
 
 
@@ -205,7 +211,7 @@ def _pad_amounts(padding: Padding, kernel: Sequence[int], dilations: Sequence[in
             total = dilations[place] * (kernel[place] - 1)
             amounts += [total // 2, total - total // 2]
         else:
-            amount = _each(padding, len(kernel))[place]  # type: ignore[arg-type]
+            amount = each(padding, len(kernel))[place]  # type: ignore[arg-type]
             amounts += [amount, amount]
     return amounts
 
@@ -235,10 +241,10 @@ def _conv_transpose(
     dense: Any = F.conv_transpose2d if num_dims == 2 else F.conv_transpose3d
     channels = -num_dims - 1
     if groups == 1 or input.shape[channels] != weight.shape[0] or weight.shape[0] % groups:
-        return dense(input, weight, bias, stride, padding, output_padding, groups, dilation)  # type: ignore[no-any-return]
+        return dense(input, weight, bias, stride, padding, output_padding, groups, dilation)
     if groups > MOST_CHUNKS:
         spread = _block_diagonal(weight, groups)
-        return dense(input, spread, bias, stride, padding, output_padding, 1, dilation)  # type: ignore[no-any-return]
+        return dense(input, spread, bias, stride, padding, output_padding, 1, dilation)
     parts = zip(
         input.chunk(groups, channels),
         weight.chunk(groups),
@@ -250,76 +256,56 @@ def _conv_transpose(
     )
 
 
-def _first(size: Size) -> int:
-    return size if isinstance(size, int) else int(size[0])
+class _PaddedConv:
+    """What the three layers do in place of torch's convolution."""
+
+    def _conv_forward(self: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        conv, padding = (conv1d, conv2d, conv3d)[len(self.kernel_size) - 1], self.padding
+        if self.padding_mode != "zeros":
+            input = pad(input, self._reversed_padding_repeated_twice, self.padding_mode)
+            padding = 0
+        return conv(input, weight, bias, self.stride, padding, self.dilation, self.groups)
 
 
-def _each(size: Size, num_dims: int) -> tuple[int, ...]:
-    sizes = (size,) if isinstance(size, int) else tuple(size)
-    return sizes * num_dims if len(sizes) == 1 else sizes
-
-
-class Conv1d(nn.Conv1d):
+class Conv1d(_PaddedConv, nn.Conv1d):
     """nn.Conv1d, as a 2-D convolution of height 1."""
 
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return _padded_conv(self, conv1d, input, weight, bias)
 
-
-class Conv2d(nn.Conv2d):
+class Conv2d(_PaddedConv, nn.Conv2d):
     """nn.Conv2d, with groups taken apart and any padding mode."""
 
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return _padded_conv(self, conv2d, input, weight, bias)
 
-
-class Conv3d(nn.Conv3d):
+class Conv3d(_PaddedConv, nn.Conv3d):
     """nn.Conv3d, with groups taken apart and any padding mode."""
 
-    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        return _padded_conv(self, conv3d, input, weight, bias)
+
+class _Transposed:
+    """What the three layers do in place of torch's transposed convolution."""
+
+    def forward(self: Any, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        num_dims = len(self.kernel_size)
+        output_padding = self._output_padding(
+            input, output_size, self.stride, self.padding, self.kernel_size, num_dims, self.dilation
+        )
+        return (conv_transpose1d, conv_transpose2d, conv_transpose3d)[num_dims - 1](
+            input,
+            self.weight,
+            self.bias,
+            self.stride,
+            self.padding,
+            output_padding,
+            self.groups,
+            self.dilation,
+        )
 
 
-class ConvTranspose1d(nn.ConvTranspose1d):
+class ConvTranspose1d(_Transposed, nn.ConvTranspose1d):
     """nn.ConvTranspose1d, as a 2-D one of height 1."""
 
-    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        return _transposed(self, conv_transpose1d, input, output_size)
 
-
-class ConvTranspose2d(nn.ConvTranspose2d):
+class ConvTranspose2d(_Transposed, nn.ConvTranspose2d):
     """nn.ConvTranspose2d, with groups taken apart."""
 
-    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        return _transposed(self, conv_transpose2d, input, output_size)
 
-
-class ConvTranspose3d(nn.ConvTranspose3d):
+class ConvTranspose3d(_Transposed, nn.ConvTranspose3d):
     """nn.ConvTranspose3d, with groups taken apart."""
-
-    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
-        return _transposed(self, conv_transpose3d, input, output_size)
-
-
-def _padded_conv(module: Any, conv: Any, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    padding: Any = module.padding
-    if module.padding_mode != "zeros":
-        input = pad(input, module._reversed_padding_repeated_twice, module.padding_mode)
-        padding = 0
-    return conv(input, weight, bias, module.stride, padding, module.dilation, module.groups)  # type: ignore[no-any-return]
-
-
-def _transposed(module: Any, conv: Any, input: Tensor, output_size: list[int] | None) -> Tensor:
-    output_padding = module._output_padding(
-        input, output_size, module.stride, module.padding, module.kernel_size, len(module.kernel_size), module.dilation,
-    )  # fmt: skip
-    return conv(  # type: ignore[no-any-return]
-        input,
-        module.weight,
-        module.bias,
-        module.stride,
-        module.padding,
-        output_padding,
-        module.groups,
-        module.dilation,
-    )

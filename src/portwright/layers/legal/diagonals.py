@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from portwright.layers.legal.positions import broadcast_shapes
-from portwright.layers.legal.reductions import rising
+from portwright.layers.legal.positions import broadcast_shapes, rising
 
 __all__ = ["cross", "diag", "diag_embed", "diagonal", "linalg_cross", "trace", "tril", "triu"]
 

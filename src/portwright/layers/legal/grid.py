@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 from itertools import product
+from operator import add, and_, mul
 
 import torch
 from torch import Tensor
+
+from portwright.layers.legal.positions import flat_index
 
 __all__ = ["affine_grid", "grid_sample"]
 
@@ -35,18 +39,16 @@ def grid_sample(
     if mode == "nearest":
         return _pick(input, [torch.round(position) for position in positions], sizes, padding_mode)
     lows = [torch.floor(position).detach() for position in positions]
-    total: Tensor | None = None
-    for corner in product((0, 1), repeat=num_dims):
+
+    def weighted_pixels(corner: Sequence[int]) -> Tensor:
         at = [low + float(side) for low, side in zip(lows, corner, strict=True)]
-        weight: Tensor | None = None
-        for position, low, side in zip(positions, lows, corner, strict=True):
-            share = position - low if side else low + 1.0 - position
-            weight = share if weight is None else weight * share
-        assert weight is not None
-        term = _pick(input, at, sizes, padding_mode) * weight.unsqueeze(1)
-        total = term if total is None else total + term
-    assert total is not None
-    return total.to(input.dtype)
+        shares = [
+            position - low if side else low + 1.0 - position
+            for position, low, side in zip(positions, lows, corner, strict=True)
+        ]
+        return _pick(input, at, sizes, padding_mode) * reduce(mul, shares).unsqueeze(1)
+
+    return reduce(add, map(weighted_pixels, product((0, 1), repeat=num_dims))).to(input.dtype)
 
 
 def _place(coordinate: Tensor, size: int, padding_mode: str, corners: bool) -> Tensor:
@@ -78,16 +80,9 @@ def _reflect(position: Tensor, low: float, span: float) -> Tensor:
 
 def _pick(input: Tensor, at: Sequence[Tensor], sizes: Sequence[int], padding_mode: str) -> Tensor:
     """The pixels at whole positions, zero where one is outside."""
-    index: Tensor | None = None
-    inside: Tensor | None = None
-    for position, size in zip(at, sizes, strict=True):
-        position = position.detach()
-        held = position.clamp(0.0, size - 1.0).to(torch.int64)
-        index = held if index is None else index * size + held
-        within = (position >= 0) & (position <= size - 1.0)
-        inside = within if inside is None else inside & within
-    assert index is not None
-    assert inside is not None
+    places = [(position.detach(), size) for position, size in zip(at, sizes, strict=True)]
+    index = flat_index([place.clamp(0.0, size - 1.0).to(torch.int64) for place, size in places], sizes)
+    inside = reduce(and_, ((place >= 0) & (place <= size - 1.0) for place, size in places))
     flat = index.flatten(1).unsqueeze(1).expand(-1, input.shape[1], -1)
     found = input.flatten(2).gather(2, flat).reshape(*input.shape[:2], *index.shape[1:])
     if padding_mode == "zeros":

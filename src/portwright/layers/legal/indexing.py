@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from portwright.errors import UserError
-from portwright.layers.legal.positions import can_read, gather_along, take_positions
+from portwright.layers.legal.layers import layer
+from portwright.layers.legal.positions import can_read, gather_along, rising, take_positions
 
 __all__ = [
     "ChannelShuffle", "channel_shuffle", "flip", "fliplr", "flipud", "getitem", "index_fill", "index_select",
@@ -23,7 +24,9 @@ def flip(input: Tensor, dims: Dims, *more: int) -> Tensor:
     """torch.flip."""
     flipped = input
     for dim in _each(dims, more):
-        flipped = take_positions(flipped, _wrap(dim, flipped), list(range(flipped.shape[dim]))[::-1])
+        flipped = take_positions(
+            flipped, rising(dim, flipped.dim())[0], list(range(flipped.shape[dim]))[::-1]
+        )
     return flipped.clone() if flipped is input else flipped
 
 
@@ -43,7 +46,7 @@ def flipud(input: Tensor) -> Tensor:
 
 def rot90(input: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
     """torch.rot90."""
-    first, second = (_wrap(dim, input) for dim in dims)
+    first, second = (rising(dim, input.dim())[0] for dim in dims)
     if first == second:
         raise RuntimeError(f"rot90 needs two different dimensions, not {tuple(dims)}")
     turns = k % 4
@@ -67,7 +70,7 @@ def roll(input: Tensor, shifts: Dims, dims: Dims | None = None, *more: int) -> T
         raise RuntimeError(f"roll needs a shift for each dimension: {len(amounts)} for {len(places)}")
     rolled = input
     for amount, dim in zip(amounts, places, strict=True):
-        size = rolled.shape[_wrap(dim, rolled)]
+        size = rolled.shape[rising(dim, rolled.dim())[0]]
         if size and amount % size:
             rolled = take_positions(rolled, dim, [(at - amount) % size for at in range(size)])
     return rolled.clone() if rolled is input else rolled
@@ -91,15 +94,7 @@ def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
 
 def index_select(input: Tensor, dim: int, index: Tensor) -> Tensor:
     """torch.index_select, by a gather."""
-    return gather_along(input, _wrap(dim, input), index.reshape(-1).to(torch.int64))
-
-
-class Key(NamedTuple):
-    """A key split in two: the part that gives a view, then an index into one dimension of that view."""
-
-    basic: tuple[Any, ...]
-    dim: int
-    chosen: Tensor | list[int]
+    return gather_along(input, rising(dim, input.dim())[0], index.reshape(-1).to(torch.int64))
 
 
 def getitem(input: Tensor, key: Any) -> Tensor:
@@ -116,8 +111,9 @@ def getitem(input: Tensor, key: Any) -> Tensor:
     return picked.reshape(*viewed.shape[:dim], *index.shape, *viewed.shape[dim + 1 :])
 
 
-def split_key(input: Tensor, key: Any) -> Key:
-    """Splits a key; ValueError for a key that `getitem` does not take."""
+def split_key(input: Tensor, key: Any) -> tuple[tuple[Any, ...], int, Tensor | list[int]]:
+    """A key split into the part that gives a view, and a dimension of that view with an index into it; ValueError for a key
+    that `getitem` does not take."""
     parts = list(key) if isinstance(key, tuple) else [key]
     basic: list[Any] = []
     found: list[tuple[int, Any]] = []
@@ -148,7 +144,7 @@ def split_key(input: Tensor, key: Any) -> Key:
     )
     if not is_integers:
         raise ValueError("not an index of integers")
-    return Key(tuple(basic), place, index)
+    return tuple(basic), place, index
 
 
 def channel_shuffle(input: Tensor, groups: int) -> Tensor:
@@ -171,7 +167,7 @@ def masked_fill_at(input: Tensor, mask: Tensor, value: Tensor | float) -> Tensor
 
 def index_fill(input: Tensor, dim: int, index: Tensor, value: Tensor | float) -> Tensor:
     """torch.index_fill, by comparison with an arange."""
-    dim = _wrap(dim, input)
+    dim = rising(dim, input.dim())[0]
     positions = torch.arange(input.shape[dim], device=input.device)
     wrapped = torch.where(index < 0, index + input.shape[dim], index).reshape(-1, 1)
     chosen = (wrapped == positions).any(0)
@@ -182,15 +178,4 @@ def _each(dims: Dims, more: Sequence[int]) -> list[int]:
     return [dims, *more] if isinstance(dims, int) else list(dims)
 
 
-def _wrap(dim: int, input: Tensor) -> int:
-    num_dims = max(input.dim(), 1)
-    if not -num_dims <= dim < num_dims:
-        raise IndexError(f"dimension {dim} is out of range: the input has {input.dim()}")
-    return dim % num_dims
-
-
-class ChannelShuffle(nn.ChannelShuffle):
-    """nn.ChannelShuffle, by a view and a transposition."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return channel_shuffle(input, self.groups)
+ChannelShuffle = layer(nn.ChannelShuffle, channel_shuffle, "groups")

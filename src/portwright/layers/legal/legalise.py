@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import types
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, field
@@ -122,41 +121,35 @@ def _redirecting_class(own: type[nn.Module]) -> type[nn.Module]:
     the legal ones.
     """
 
-    @functools.wraps(own.forward)
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_dynamo_compiling():
-            return own.forward(self, *args, **kwargs)
-        with self.__dict__["_legal_calls"].redirecting(self):
-            return own.forward(self, *args, **kwargs)
+    def redirected(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_dynamo_compiling():
+                return method(self, *args, **kwargs)
+            with self.__dict__["_legal_calls"].redirecting(self):
+                return method(self, *args, **kwargs)
 
-    @functools.wraps(own.__call__)
-    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Calls a forward that was set on the instance too."""
-        if torch.compiler.is_dynamo_compiling():
-            return own.__call__(self, *args, **kwargs)
-        with self.__dict__["_legal_calls"].redirecting(self):
-            return own.__call__(self, *args, **kwargs)
+        return run
 
-    def reduce(self: Any, protocol: Any) -> Any:
-        return _revive, (_redirecting_class, (own,)), self.__dict__
-
-    return _subclass(own, (own,), {"forward": forward, "__call__": call, "__reduce_ex__": reduce})
+    # __call__ too, which calls a forward that was set on the instance
+    return _subclass(
+        _redirecting_class, own, forward=redirected(own.forward), __call__=redirected(own.__call__)
+    )
 
 
 @functools.cache
 def _mixed_class(own: type[nn.Module], legal: type[nn.Module]) -> type[nn.Module]:
+    return _subclass(_mixed_class, own, legal)
+
+
+def _subclass(make: Callable[..., Any], own: type, *others: type, **methods: Any) -> type[nn.Module]:
+    """A class of the same name, whose instances are pickled as what `make` makes of its bases."""
+
     def reduce(self: Any, protocol: Any) -> Any:
-        return _revive, (_mixed_class, (own, legal)), self.__dict__
+        return _revive, (make, (own, *others)), self.__dict__
 
-    return _subclass(own, (own, legal), {"__reduce_ex__": reduce})
-
-
-def _subclass(own: type, bases: tuple[type, ...], content: dict[str, Any]) -> type[nn.Module]:
     names = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
-    made: type[nn.Module] = types.new_class(
-        own.__name__, bases, {}, lambda body: body.update({**names, **content})
-    )
-    return made
+    return type(own.__name__, (own, *others), {**names, **methods, "__reduce_ex__": reduce})
 
 
 def _revive(make_class: Callable[..., type[nn.Module]], classes: tuple[type, ...]) -> nn.Module:

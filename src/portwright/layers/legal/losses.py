@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn._reduction import legacy_get_string
+
+from portwright.layers.legal.layers import layer
 
 __all__ = [
     "BCELoss", "EmbeddingBag", "GaussianNLLLoss", "HuberLoss", "MultiMarginLoss", "SmoothL1Loss",
@@ -155,9 +157,7 @@ def _reduction(size_average: bool | None, reduce: bool | None, reduction: str) -
     """The reduction, which torch's two deprecated switches override."""
     if size_average is None and reduce is None:
         return reduction
-    if reduce is False:
-        return "none"
-    return "sum" if size_average is False else "mean"
+    return legacy_get_string(size_average, reduce, emit_warning=False)
 
 
 def embedding_bag(
@@ -185,51 +185,6 @@ def embedding_bag(
     return total / kept.to(rows.dtype).sum(1, keepdim=True).clamp(min=1.0)
 
 
-class BCELoss(nn.BCELoss):
-    """nn.BCELoss, in single precision at least."""
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return binary_cross_entropy(input, target, self.weight, reduction=self.reduction)
-
-
-class SmoothL1Loss(nn.SmoothL1Loss):
-    """nn.SmoothL1Loss."""
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return smooth_l1_loss(input, target, reduction=self.reduction, beta=self.beta)
-
-
-class HuberLoss(nn.HuberLoss):
-    """nn.HuberLoss."""
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return huber_loss(input, target, self.reduction, self.delta)
-
-
-class SoftMarginLoss(nn.SoftMarginLoss):
-    """nn.SoftMarginLoss."""
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        return soft_margin_loss(input, target, reduction=self.reduction)
-
-
-class GaussianNLLLoss(nn.GaussianNLLLoss):
-    """nn.GaussianNLLLoss."""
-
-    def forward(self, input: Tensor, target: Tensor, var: Tensor | float) -> Tensor:
-        return gaussian_nll_loss(input, target, var, self.full, self.eps, self.reduction)
-
-
-class MultiMarginLoss(nn.MultiMarginLoss):
-    """nn.MultiMarginLoss."""
-
-    def forward(self, input: Tensor, target: Tensor) -> Tensor:
-        options: Any = self
-        return multi_margin_loss(
-            input, target, options.p, options.margin, options.weight, reduction=options.reduction
-        )
-
-
 class EmbeddingBag(nn.EmbeddingBag):
     """nn.EmbeddingBag for bags of equal size; one that carries offsets is torch's own, and refused as such."""
 
@@ -241,3 +196,11 @@ class EmbeddingBag(nn.EmbeddingBag):
         if self.mode == "max" and self.padding_idx is not None:
             return super().forward(input, offsets, per_sample_weights)
         return embedding_bag(input, self.weight, self.mode, per_sample_weights, self.padding_idx)
+
+
+BCELoss = layer(nn.BCELoss, binary_cross_entropy, "weight", "reduction")
+SmoothL1Loss = layer(nn.SmoothL1Loss, smooth_l1_loss, "reduction", "beta")
+HuberLoss = layer(nn.HuberLoss, huber_loss, "reduction", "delta")
+SoftMarginLoss = layer(nn.SoftMarginLoss, soft_margin_loss, "reduction")
+GaussianNLLLoss = layer(nn.GaussianNLLLoss, gaussian_nll_loss, "full", "eps", "reduction")
+MultiMarginLoss = layer(nn.MultiMarginLoss, multi_margin_loss, "p", "margin", "weight", "reduction")

@@ -65,35 +65,29 @@ def batch_norm(
     return F.batch_norm(input, running_mean, running_var, weight, bias, training, momentum, eps)
 
 
-def _apply(module: Any, input: Tensor) -> Tensor:
-    return instance_norm(
-        input,
-        module.running_mean,
-        module.running_var,
-        module.weight,
-        module.bias,
-        module.training or not module.track_running_stats,
-        module.momentum if module.momentum is not None else 0.0,
-        module.eps,
-    )
+class _ByGroupNorm:
+    """What the three layers do in place of torch's batch norm."""
+
+    def _apply_instance_norm(self: Any, input: Tensor) -> Tensor:
+        return instance_norm(
+            input,
+            self.running_mean,
+            self.running_var,
+            self.weight,
+            self.bias,
+            self.training or not self.track_running_stats,
+            self.momentum if self.momentum is not None else 0.0,
+            self.eps,
+        )
 
 
-class InstanceNorm1d(nn.InstanceNorm1d):
+class InstanceNorm1d(_ByGroupNorm, nn.InstanceNorm1d):
     """nn.InstanceNorm1d, as a group norm of one channel a group."""
 
-    def _apply_instance_norm(self, input: Tensor) -> Tensor:
-        return _apply(self, input)
 
-
-class InstanceNorm2d(nn.InstanceNorm2d):
+class InstanceNorm2d(_ByGroupNorm, nn.InstanceNorm2d):
     """nn.InstanceNorm2d, as a group norm of one channel a group."""
 
-    def _apply_instance_norm(self, input: Tensor) -> Tensor:
-        return _apply(self, input)
 
-
-class InstanceNorm3d(nn.InstanceNorm3d):
+class InstanceNorm3d(_ByGroupNorm, nn.InstanceNorm3d):
     """nn.InstanceNorm3d, as a group norm of one channel a group."""
-
-    def _apply_instance_norm(self, input: Tensor) -> Tensor:
-        return _apply(self, input)

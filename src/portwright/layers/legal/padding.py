@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from portwright.layers.legal.layers import layer
 from portwright.layers.legal.positions import take_positions
 
 __all__ = [
@@ -53,43 +54,17 @@ def _check(input: Tensor, pad: Sequence[int], mode: str, num_dims: int) -> None:
             raise RuntimeError(f"padding {tuple(pad)} leaves nothing of a dimension of {size}")
 
 
-class ReflectionPad1d(nn.ReflectionPad1d):
-    """nn.ReflectionPad1d, by slices."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return pad(input, self.padding, "reflect")
+def _reflect(input: Tensor, padding: Sequence[int]) -> Tensor:
+    return pad(input, padding, "reflect")
 
 
-class ReflectionPad2d(nn.ReflectionPad2d):
-    """nn.ReflectionPad2d, by slices."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return pad(input, self.padding, "reflect")
+def _replicate(input: Tensor, padding: Sequence[int]) -> Tensor:
+    return pad(input, padding, "replicate")
 
 
-class ReflectionPad3d(nn.ReflectionPad3d):
-    """nn.ReflectionPad3d, by slices."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return pad(input, self.padding, "reflect")
-
-
-class ReplicationPad1d(nn.ReplicationPad1d):
-    """nn.ReplicationPad1d, by slices."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return pad(input, self.padding, "replicate")
-
-
-class ReplicationPad2d(nn.ReplicationPad2d):
-    """nn.ReplicationPad2d, by slices."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return pad(input, self.padding, "replicate")
-
-
-class ReplicationPad3d(nn.ReplicationPad3d):
-    """nn.ReplicationPad3d, by slices."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return pad(input, self.padding, "replicate")
+ReflectionPad1d = layer(nn.ReflectionPad1d, _reflect, "padding")
+ReflectionPad2d = layer(nn.ReflectionPad2d, _reflect, "padding")
+ReflectionPad3d = layer(nn.ReflectionPad3d, _reflect, "padding")
+ReplicationPad1d = layer(nn.ReplicationPad1d, _replicate, "padding")
+ReplicationPad2d = layer(nn.ReplicationPad2d, _replicate, "padding")
+ReplicationPad3d = layer(nn.ReplicationPad3d, _replicate, "padding")

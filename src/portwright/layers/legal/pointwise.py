@@ -9,6 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from portwright.layers.legal.layers import layer
+from portwright.layers.legal.positions import rising
+
 __all__ = [
     "CELU", "SELU", "Hardshrink", "Hardsigmoid", "PReLU", "Softshrink", "asinh", "atanh", "celu", "dist",
     "erfc", "exp2", "fmax", "fmin", "frac", "hardshrink", "hardsigmoid", "hypot", "lerp", "linspace",
@@ -221,48 +224,6 @@ def _finish(input: Tensor, result: Tensor, inplace: bool) -> Tensor:
     return input.copy_(result) if inplace else result
 
 
-class PReLU(nn.PReLU):
-    """nn.PReLU."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return prelu(input, self.weight)
-
-
-class SELU(nn.SELU):
-    """nn.SELU."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return selu(input, self.inplace)
-
-
-class CELU(nn.CELU):
-    """nn.CELU."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return celu(input, self.alpha, self.inplace)
-
-
-class Hardsigmoid(nn.Hardsigmoid):
-    """nn.Hardsigmoid."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return hardsigmoid(input, self.inplace)
-
-
-class Softshrink(nn.Softshrink):
-    """nn.Softshrink."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return softshrink(input, self.lambd)
-
-
-class Hardshrink(nn.Hardshrink):
-    """nn.Hardshrink."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return hardshrink(input, self.lambd)
-
-
 def vector_norm(
     x: Tensor,
     ord: float = 2,
@@ -297,8 +258,7 @@ def norm(
         return cast(Tensor, torch.norm(values, p, dim, keepdim))
     assert p is not None
     size = values.abs()
-    dims = list(range(input.dim())) if dim is None else [dim] if isinstance(dim, int) else list(dim)
-    dims = sorted(d % input.dim() for d in dims)
+    dims = rising(dim, input.dim())
     if p == math.inf:
         return size.amax(dims, keepdim=keepdim)
     if p == 1:
@@ -306,3 +266,11 @@ def norm(
     total = size.pow(p).sum(dims, keepdim=keepdim)
     is_zero = total == 0  # there the root has no gradient, and torch's is zero
     return torch.where(is_zero, total, total.masked_fill(is_zero, 1.0).pow(1.0 / p))
+
+
+PReLU = layer(nn.PReLU, prelu, "weight")
+SELU = layer(nn.SELU, selu, "inplace")
+CELU = layer(nn.CELU, celu, "alpha", "inplace")
+Hardsigmoid = layer(nn.Hardsigmoid, hardsigmoid, "inplace")
+Softshrink = layer(nn.Softshrink, softshrink, "lambd")
+Hardshrink = layer(nn.Hardshrink, hardshrink, "lambd")

@@ -10,6 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from portwright.layers.legal.layers import layer
+from portwright.layers.legal.positions import each
+
 __all__ = [
     "AdaptiveMaxPool1d", "AdaptiveMaxPool2d", "AdaptiveMaxPool3d", "MaxUnpool2d", "adaptive_max_pool1d",
     "adaptive_max_pool2d", "adaptive_max_pool3d", "avg_pool1d", "avg_pool2d", "avg_pool3d", "max_unpool2d",
@@ -47,7 +50,7 @@ def _adaptive_max(num_dims: int, input: Tensor, output_size: Target, return_indi
     if all(source % target == 0 for source, target in zip(sources, targets, strict=True)):
         kernel = [source // target for source, target in zip(sources, targets, strict=True)]
         pool: Any = {1: F.max_pool1d, 2: F.max_pool2d, 3: F.max_pool3d}[num_dims]
-        return pool(input, kernel)  # type: ignore[no-any-return]
+        return pool(input, kernel)
     for dim in range(-1, -num_dims - 1, -1):
         source, target = sources[dim], targets[dim]
         if source != target:
@@ -106,8 +109,8 @@ def _avg(
 ) -> Tensor:
     """Pools the input padded with zeros, and ones in the same places, which counts the elements of each window."""
     pool: Any = {1: F.avg_pool1d, 2: F.avg_pool2d, 3: F.avg_pool3d}[num_dims]
-    kernel, paddings = _each(kernel_size, num_dims), _each(padding, num_dims)
-    strides = _each(kernel_size if stride is None or stride == [] else stride, num_dims)
+    kernel, paddings = each(kernel_size, num_dims), each(padding, num_dims)
+    strides = each(kernel_size if stride is None or stride == [] else stride, num_dims)
     if any(p > k // 2 for p, k in zip(paddings, kernel, strict=True)):
         raise RuntimeError(f"a padding of {paddings} is more than half the window of {kernel}")
     before: list[int] = []
@@ -124,8 +127,8 @@ def _avg(
     counted = F.pad(F.pad(ones, before, value=1.0 if count_include_pad else 0.0), over)
     sums = pool(padded, kernel, strides) * math.prod(kernel)
     if divisor is not None:
-        return sums / divisor  # type: ignore[no-any-return]
-    return sums / (pool(counted, kernel, strides) * math.prod(kernel))  # type: ignore[no-any-return]
+        return sums / divisor
+    return sums / (pool(counted, kernel, strides) * math.prod(kernel))
 
 
 def max_unpool2d(
@@ -137,8 +140,8 @@ def max_unpool2d(
     output_size: Sequence[int] | None = None,
 ) -> Tensor:
     """F.max_unpool2d, by a scatter into zeros."""
-    kernel, paddings = _each(kernel_size, 2), _each(padding, 2)
-    strides = _each(kernel_size if stride is None else stride, 2)
+    kernel, paddings = each(kernel_size, 2), each(padding, 2)
+    strides = each(kernel_size if stride is None else stride, 2)
     if output_size is None:
         target = [
             (size - 1) * s + k - 2 * p
@@ -151,30 +154,9 @@ def max_unpool2d(
     return placed.reshape(*input.shape[:-2], *target)
 
 
-def _each(size: Size, num_dims: int) -> tuple[int, ...]:
-    sizes = (size,) if isinstance(size, int) else tuple(size)
-    return sizes * num_dims if len(sizes) == 1 else sizes
-
-
-class AdaptiveMaxPool1d(nn.AdaptiveMaxPool1d):
-    """nn.AdaptiveMaxPool1d."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return adaptive_max_pool1d(input, self.output_size, self.return_indices)
-
-
-class AdaptiveMaxPool2d(nn.AdaptiveMaxPool2d):
-    """nn.AdaptiveMaxPool2d."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return adaptive_max_pool2d(input, self.output_size, self.return_indices)
-
-
-class AdaptiveMaxPool3d(nn.AdaptiveMaxPool3d):
-    """nn.AdaptiveMaxPool3d."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return adaptive_max_pool3d(input, self.output_size, self.return_indices)
+AdaptiveMaxPool1d = layer(nn.AdaptiveMaxPool1d, adaptive_max_pool1d, "output_size", "return_indices")
+AdaptiveMaxPool2d = layer(nn.AdaptiveMaxPool2d, adaptive_max_pool2d, "output_size", "return_indices")
+AdaptiveMaxPool3d = layer(nn.AdaptiveMaxPool3d, adaptive_max_pool3d, "output_size", "return_indices")
 
 
 class MaxUnpool2d(nn.MaxUnpool2d):

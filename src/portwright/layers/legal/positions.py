@@ -15,6 +15,9 @@ MOST_PARTS = 128
 """A dimension larger than this is gathered from instead, with an index as large as the result."""
 
 
+Dims = int | Sequence[int] | None
+
+
 class Piece(NamedTuple):
     """Positions start, start + step, ...: a slice, or with step 0 one position repeated."""
 
@@ -109,9 +112,34 @@ def gather_along(input: Tensor, dim: int, index: Tensor) -> Tensor:
     return input.gather(dim, index.reshape(view).expand(shape))
 
 
+def flat_index(places: Sequence[Tensor], sizes: Sequence[int]) -> Tensor:
+    """Positions in several dimensions as one position in these dimensions flattened."""
+    index = places[0]
+    for place, size in zip(places[1:], sizes[1:], strict=False):
+        index = index * size + place
+    return index
+
+
 def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
     """torch.broadcast_shapes, typed."""
     return cast(tuple[int, ...], tuple(torch.broadcast_shapes(*shapes)))  # type: ignore[no-untyped-call]
+
+
+def rising(dim: Dims, num_dims: int) -> list[int]:
+    """The dimensions as torch counts them from the front, in rising order; none named means all."""
+    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
+        return list(range(num_dims))
+    dims = [dim] if isinstance(dim, int) else list(dim)
+    for one in dims:
+        if not -max(num_dims, 1) <= one < max(num_dims, 1):
+            raise IndexError(f"dimension {one} is out of range: the input has {num_dims}")
+    return sorted(one % max(num_dims, 1) for one in dims)
+
+
+def each(size: int | Sequence[int], num_dims: int) -> tuple[int, ...]:
+    """A size for each dimension, where one may stand for all."""
+    sizes = (size,) if isinstance(size, int) else tuple(size)
+    return sizes * num_dims if len(sizes) == 1 else sizes
 
 
 def can_read(tensor: Tensor) -> bool:

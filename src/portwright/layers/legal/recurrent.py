@@ -6,7 +6,6 @@ The input projections of all steps are one matrix product; what remains a step i
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,39 +17,8 @@ from portwright.errors import UnsupportedError
 __all__ = ["GRU", "LSTM", "RNN", "GRUCell", "LSTMCell", "RNNCell"]
 
 State = tuple[Tensor, ...]
-Step = Callable[[Tensor, State, "Weights"], State]
-
-
-class Weights:
-    """The weights of one layer in one direction; an absent bias is None."""
-
-    def __init__(self, module: nn.RNNBase, layer: int, reverse: bool) -> None:
-        suffix = f"_l{layer}{'_reverse' if reverse else ''}"
-
-        def find(name: str) -> Any:
-            return getattr(module, name + suffix, None)
-
-        self.w_ih, self.w_hh, self.b_ih, self.b_hh = map(
-            find, ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        )
-        self.w_hr: Tensor | None = find("weight_hr") if module.proj_size > 0 else None
-
-
-def _lstm(gates: Tensor, state: State, weights: Weights) -> State:
-    hidden, cell = lstm_step(gates, state[0], state[1], weights.w_hh, weights.b_hh)
-    return (hidden if weights.w_hr is None else F.linear(hidden, weights.w_hr)), cell
-
-
-def _gru(gates: Tensor, state: State, weights: Weights) -> State:
-    return (gru_step(gates, state[0], weights.w_hh, weights.b_hh),)
-
-
-def _tanh(gates: Tensor, state: State, weights: Weights) -> State:
-    return (rnn_step(gates, state[0], weights.w_hh, weights.b_hh, torch.tanh),)
-
-
-def _relu(gates: Tensor, state: State, weights: Weights) -> State:
-    return (rnn_step(gates, state[0], weights.w_hh, weights.b_hh, torch.relu),)
+Step = Callable[[Tensor, State, Tensor, Tensor | None], State]
+"""From the input's share of the gates, the state, and the weight and bias of the product with the state to the next state."""
 
 
 def _unroll(
@@ -62,13 +30,16 @@ def _unroll(
     for layer in range(module.num_layers):
         outputs: list[Tensor] = []
         for direction in range(num_directions):
-            weights = Weights(module, layer, direction == 1)
             slot = layer * num_directions + direction
+            w_ih, w_hh, *rest = module.all_weights[slot]
+            b_ih, b_hh = rest[:2] if module.bias else (None, None)
             state = _initial_state(module, input, [None if s is None else s[slot] for s in initial])
-            steps = list(F.linear(input, weights.w_ih, weights.b_ih).unbind(0))
+            steps = list(F.linear(input, w_ih, b_ih).unbind(0))
             hiddens: list[Tensor] = []
             for gates in reversed(steps) if direction else steps:
-                state = step(gates, state, weights)
+                state = step(gates, state, w_hh, b_hh)
+                if module.proj_size:
+                    state = (F.linear(state[0], rest[-1]), *state[1:])
                 hiddens.append(state[0])
             outputs.append(torch.stack(hiddens[::-1] if direction else hiddens))
             finals.append(state)
@@ -134,7 +105,7 @@ class LSTM(nn.LSTM):
         self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         given: list[Tensor | None] = [None, None] if hx is None else [hx[0], hx[1]]
-        output, (hidden, cell) = _run(self, _lstm, input, given)
+        output, (hidden, cell) = _run(self, lstm_step, input, given)
         return output, (hidden, cell)
 
 
@@ -144,7 +115,7 @@ class GRU(nn.GRU):
     def forward(  # type: ignore[override]
         self, input: Tensor, hx: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        output, (hidden,) = _run(self, _gru, input, [hx])
+        output, (hidden,) = _run(self, gru_step, input, [hx])
         return output, hidden
 
 
@@ -154,77 +125,59 @@ class RNN(nn.RNN):
     def forward(  # type: ignore[override]
         self, input: Tensor, hx: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        output, (hidden,) = _run(self, _relu if self.nonlinearity == "relu" else _tanh, input, [hx])
+        output, (hidden,) = _run(self, rnn_step(self), input, [hx])
         return output, hidden
 
 
-def lstm_step(
-    gates: Tensor, hidden: Tensor, cell: Tensor, w_hh: Tensor, b_hh: Tensor | None
-) -> tuple[Tensor, Tensor]:
-    """The next hidden and cell state; `gates` is the input's share of the four gates."""
+def lstm_step(gates: Tensor, state: State, w_hh: Tensor, b_hh: Tensor | None) -> State:
+    hidden, cell = state
     keep_in, forget, candidate, keep_out = (gates + F.linear(hidden, w_hh, b_hh)).chunk(4, -1)
     cell = torch.sigmoid(forget) * cell + torch.sigmoid(keep_in) * torch.tanh(candidate)
     return torch.sigmoid(keep_out) * torch.tanh(cell), cell
 
 
-def gru_step(gates: Tensor, hidden: Tensor, w_hh: Tensor, b_hh: Tensor | None) -> Tensor:
-    """The next hidden state; `gates` is the input's share of the three gates."""
+def gru_step(gates: Tensor, state: State, w_hh: Tensor, b_hh: Tensor | None) -> State:
     in_reset, in_update, in_new = gates.chunk(3, -1)
-    own_reset, own_update, own_new = F.linear(hidden, w_hh, b_hh).chunk(3, -1)
+    own_reset, own_update, own_new = F.linear(state[0], w_hh, b_hh).chunk(3, -1)
     update = torch.sigmoid(in_update + own_update)
     new = torch.tanh(in_new + torch.sigmoid(in_reset + own_reset) * own_new)
-    return new + update * (hidden - new)
+    return (new + update * (state[0] - new),)
 
 
-def rnn_step(
-    gates: Tensor, hidden: Tensor, w_hh: Tensor, b_hh: Tensor | None, activate: Callable[[Tensor], Tensor]
-) -> Tensor:
-    """The next hidden state; `gates` is the input's share of it."""
-    return activate(gates + F.linear(hidden, w_hh, b_hh))
+def rnn_step(module: nn.RNN | nn.RNNCell) -> Step:
+    activate = torch.relu if module.nonlinearity == "relu" else torch.tanh
+    return lambda gates, state, w_hh, b_hh: (activate(gates + F.linear(state[0], w_hh, b_hh)),)
 
 
-def _start(module: nn.RNNCellBase, input: Tensor) -> Tensor:
-    return torch.zeros(*input.shape[:-1], module.hidden_size, dtype=input.dtype, device=input.device)
-
-
-def _check(module: nn.RNNCellBase, input: Tensor, *states: Tensor) -> None:
-    for part in (input, *states):
+def _cell(module: nn.RNNCellBase, step: Step, input: Tensor, given: tuple[Tensor | None, ...]) -> State:
+    """One step of a cell; a state that is not given is zero."""
+    start = torch.zeros(*input.shape[:-1], module.hidden_size, dtype=input.dtype, device=input.device)
+    state = tuple(start if part is None else part for part in given)
+    for part in (input, *state):
         if part.dim() not in (1, 2) or part.dim() != input.dim():
             raise ValueError(
                 f"{type(module).__name__} takes input and state of 1 or 2 dimensions both, not {part.dim()}"
             )
+    return step(F.linear(input, module.weight_ih, module.bias_ih), state, module.weight_hh, module.bias_hh)
 
 
 class LSTMCell(nn.LSTMCell):
     """nn.LSTMCell, written out."""
 
     def forward(self, input: Tensor, hx: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-        start = _start(self, input) if hx is None else None
-        hidden, cell = (start, start) if hx is None else hx
-        assert hidden is not None
-        assert cell is not None
-        _check(self, input, hidden, cell)
-        return lstm_step(
-            F.linear(input, self.weight_ih, self.bias_ih), hidden, cell, self.weight_hh, self.bias_hh
-        )
+        hidden, cell = _cell(self, lstm_step, input, (None, None) if hx is None else hx)
+        return hidden, cell
 
 
 class GRUCell(nn.GRUCell):
     """nn.GRUCell, written out."""
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        hidden = _start(self, input) if hx is None else hx
-        _check(self, input, hidden)
-        return gru_step(F.linear(input, self.weight_ih, self.bias_ih), hidden, self.weight_hh, self.bias_hh)
+        return _cell(self, gru_step, input, (hx,))[0]
 
 
 class RNNCell(nn.RNNCell):
     """nn.RNNCell, written out."""
 
     def forward(self, input: Tensor, hx: Tensor | None = None) -> Tensor:
-        hidden = _start(self, input) if hx is None else hx
-        _check(self, input, hidden)
-        activate = torch.relu if self.nonlinearity == "relu" else torch.tanh
-        return rnn_step(
-            F.linear(input, self.weight_ih, self.bias_ih), hidden, self.weight_hh, self.bias_hh, activate
-        )
+        return _cell(self, rnn_step(self), input, (hx,))[0]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,15 +12,13 @@ from torch import Tensor
 
 from portwright.errors import UserError
 from portwright.layers.legal.pointwise import logaddexp
-from portwright.layers.legal.positions import broadcast_shapes, can_read
+from portwright.layers.legal.positions import Dims, broadcast_shapes, can_read, rising
 
 __all__ = [
     "amax", "amin", "bincount", "bucketize", "count_nonzero", "cummax", "cummin", "einsum", "kthvalue",
     "logcumsumexp", "logsumexp", "masked_mean", "masked_sum", "median", "nanmean", "nansum", "quantile",
     "searchsorted", "std", "std_mean", "sum", "var", "var_mean",
 ]  # fmt: skip
-
-Dims = int | Sequence[int] | None
 
 
 def median(input: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
@@ -232,17 +230,6 @@ def std(
 ) -> Tensor:
     """torch.std, over dimensions in rising order."""
     return std_mean(input, dim, unbiased, keepdim, correction=correction)[0]
-
-
-def rising(dim: Dims, num_dims: int) -> list[int]:
-    """The dimensions as torch counts them from the front, in rising order; none named means all."""
-    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
-        return list(range(num_dims))
-    dims = [dim] if isinstance(dim, int) else list(dim)
-    for one in dims:
-        if not -max(num_dims, 1) <= one < max(num_dims, 1):
-            raise IndexError(f"dimension {one} is out of range: the input has {num_dims}")
-    return sorted(one % max(num_dims, 1) for one in dims)
 
 
 def var_mean(

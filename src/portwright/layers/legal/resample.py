@@ -8,12 +8,12 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from portwright.layers.legal.layers import layer
 from portwright.layers.legal.positions import take_positions
 
 __all__ = ["Upsample", "UpsamplingBilinear2d", "UpsamplingNearest2d", "interpolate"]
@@ -166,33 +166,7 @@ def _along(input: Tensor, dim: int, matrix: Tensor) -> Tensor:
     return torch.matmul(input.transpose(dim, -1), matrix.t()).transpose(dim, -1)
 
 
-class Upsample(nn.Upsample):
-    """nn.Upsample."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return _upsample(self, input)
-
-
-class UpsamplingNearest2d(nn.UpsamplingNearest2d):
-    """nn.UpsamplingNearest2d."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return _upsample(self, input)
-
-
-class UpsamplingBilinear2d(nn.UpsamplingBilinear2d):
-    """nn.UpsamplingBilinear2d."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        return _upsample(self, input)
-
-
-def _upsample(module: Any, input: Tensor) -> Tensor:
-    return interpolate(
-        input,
-        module.size,
-        module.scale_factor,
-        module.mode,
-        module.align_corners,
-        getattr(module, "recompute_scale_factor", None),
-    )
+_OPTIONS = ("size", "scale_factor", "mode", "align_corners", "recompute_scale_factor")
+Upsample = layer(nn.Upsample, interpolate, *_OPTIONS)
+UpsamplingNearest2d = layer(nn.UpsamplingNearest2d, interpolate, *_OPTIONS)
+UpsamplingBilinear2d = layer(nn.UpsamplingBilinear2d, interpolate, *_OPTIONS)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from portwright.layers.legal.positions import broadcast_shapes
+from portwright.layers.legal.positions import broadcast_shapes, flat_index
 
 __all__ = ["index_add", "index_copy", "index_put", "scatter_reduce", "take"]
 
@@ -38,12 +38,11 @@ def is_leading_index(indices: Sequence[Any]) -> bool:
 
 def _linear(input: Tensor, indices: Sequence[Tensor]) -> tuple[Tensor, list[int]]:
     shape = list(broadcast_shapes(*(part.shape for part in indices)))
-    linear: Tensor | None = None
-    for size, part in zip(input.shape, indices, strict=False):
-        at = torch.where(part < 0, part + size, part).to(torch.int64).expand(shape)
-        linear = at if linear is None else linear * size + at
-    assert linear is not None
-    return linear, shape
+    places = [
+        torch.where(part < 0, part + size, part).to(torch.int64).expand(shape)
+        for size, part in zip(input.shape, indices, strict=False)
+    ]
+    return flat_index(places, input.shape), shape
 
 
 def index_copy(input: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:

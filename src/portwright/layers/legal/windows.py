@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import product
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from portwright.layers.legal.layers import layer
+from portwright.layers.legal.positions import each
 
 __all__ = ["Fold", "Unfold", "fold", "unfold", "unfold_dimension"]
 
@@ -20,7 +22,9 @@ def unfold(
     input: Tensor, kernel_size: Size, dilation: Size = 1, padding: Size = 0, stride: Size = 1
 ) -> Tensor:
     """F.unfold, as a stack of strided slices, one for each place in the window."""
-    kernel, dilations, paddings, strides = map(_pair, (kernel_size, dilation, padding, stride))
+    kernel, dilations, paddings, strides = (
+        each(size, 2) for size in (kernel_size, dilation, padding, stride)
+    )
     if input.dim() not in (3, 4):
         raise RuntimeError(f"unfold takes an input of 3 or 4 dimensions, not {input.dim()}")
     padded = F.pad(input, (paddings[1], paddings[1], paddings[0], paddings[0]))
@@ -45,8 +49,8 @@ def fold(
     stride: Size = 1,
 ) -> Tensor:
     """F.fold, as a transposed convolution with one fixed place a channel."""
-    output, kernel, dilations, paddings, strides = map(
-        _pair, (output_size, kernel_size, dilation, padding, stride)
+    output, kernel, dilations, paddings, strides = (
+        each(size, 2) for size in (output_size, kernel_size, dilation, padding, stride)
     )
     if input.dim() not in (2, 3):
         raise RuntimeError(f"fold takes an input of 2 or 3 dimensions, not {input.dim()}")
@@ -102,24 +106,5 @@ def _counts(
     return counts
 
 
-def _pair(size: Size) -> tuple[int, int]:
-    both = (size, size) if isinstance(size, int) else tuple(size)
-    return (both[0], both[0]) if len(both) == 1 else (both[0], both[1])
-
-
-class Unfold(nn.Unfold):
-    """nn.Unfold, by slices."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        options: Any = self
-        return unfold(input, options.kernel_size, options.dilation, options.padding, options.stride)
-
-
-class Fold(nn.Fold):
-    """nn.Fold, by a transposed convolution."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        options: Any = self
-        return fold(
-            input, options.output_size, options.kernel_size, options.dilation, options.padding, options.stride
-        )
+Unfold = layer(nn.Unfold, unfold, "kernel_size", "dilation", "padding", "stride")
+Fold = layer(nn.Fold, fold, "output_size", "kernel_size", "dilation", "padding", "stride")

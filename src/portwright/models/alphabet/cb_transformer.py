@@ -52,8 +52,7 @@ class TransformerModel(nn.Module):
         """Letters [batch, sequence] to scores [batch, sequence, letters]."""
         src = self.encoder(src)
         src = self.transformer_encoder(src, src_mask)
-        scores: Tensor = self.decoder(src)
-        return scores
+        return self.decoder(src)
 
 
 def state_from_pytorch(state: Mapping[str, Tensor]) -> dict[str, Tensor]:

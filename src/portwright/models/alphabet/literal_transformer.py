@@ -50,5 +50,4 @@ class TransformerModel(nn.Module):
         """Letters [batch, sequence] to scores [batch, sequence, letters]."""
         src = self.encoder(src) * math.sqrt(self.d_model)
         src = self.transformer_encoder(src, src_mask)
-        scores: Tensor = self.decoder(src)
-        return scores
+        return self.decoder(src)

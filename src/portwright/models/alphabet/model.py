@@ -45,14 +45,12 @@ class AlphabetModel(PyTorchBaseModel):
         labels, weights = data["target_ids"], data["attention_mask"]
         if not self.model.training:
             self.accuracy(labels=labels, predictions=scores.argmax(-1), weights=weights)
-        loss: torch.Tensor = self.loss_fn(scores, labels, weights)
-        return loss
+        return self.loss_fn(scores, labels, weights)
 
     def score(self, data: dict[str, torch.Tensor]) -> torch.Tensor:
         letters = data["input_ids"]
         mask = pytorch_transformer.generate_square_subsequent_mask(letters.shape[1], letters.device)
-        scores: torch.Tensor = self.model(letters, mask)
-        return scores
+        return self.model(letters, mask)
 
     def predict(self, data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {"input_ids": data["input_ids"], "next_letter": self.score(data).argmax(-1)}

@@ -47,8 +47,7 @@ class TransformerModel(nn.Module):
         src = self.pos_encoder(src)
         # torch.nn takes a mask only in the type of its input; the seed's is float16.
         src = self.transformer_encoder(src, src_mask.to(src.dtype))
-        scores: Tensor = self.decoder(src)
-        return scores
+        return self.decoder(src)
 
 
 class PositionalEncoding(nn.Module):
@@ -69,8 +68,7 @@ class PositionalEncoding(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Embeddings [batch, sequence, width]."""
         x = x + self.pe[:, : x.size(1)]
-        dropped: Tensor = self.dropout(x)
-        return dropped
+        return self.dropout(x)
 
 
 def generate_square_subsequent_mask(sz: int, device: torch.device | None = None) -> Tensor:

@@ -45,8 +45,7 @@ class TransformerModel(nn.Module):
         src = self.encoder(src) * math.sqrt(self.d_model)
         src = self.pos_encoder(src)
         src = self.transformer_encoder(src, src_mask)
-        scores: Tensor = self.decoder(src)
-        return scores
+        return self.decoder(src)
 
 
 class PositionalEncoding(nn.Module):
@@ -67,8 +66,7 @@ class PositionalEncoding(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Embeddings [sequence, batch, width]."""
         x = x + self.pe[: x.size(0)]
-        dropped: Tensor = self.dropout(x)
-        return dropped
+        return self.dropout(x)
 
 
 def generate_square_subsequent_mask(sz: int, device: torch.device | None = None) -> Tensor:

@@ -1,7 +1,5 @@
 """BERT: masked tokens and the next sentence."""
 
-from __future__ import annotations
-
 from portwright.networks.masked_token_model import MaskedTokenModel
 
 

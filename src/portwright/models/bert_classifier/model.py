@@ -46,10 +46,7 @@ class BertClassifierModel(PyTorchBaseModel):
         return self.model.loss(scores, data["labels"])
 
     def score(self, data: dict[str, torch.Tensor]) -> torch.Tensor:
-        scores: torch.Tensor = self.model(
-            data["input_ids"], data.get("attention_mask"), data.get("token_type_ids")
-        )
-        return scores
+        return self.model(data["input_ids"], data.get("attention_mask"), data.get("token_type_ids"))
 
     def decide(self, scores: torch.Tensor) -> torch.Tensor:
         if self.model.problem_type == "single_label_classification":

@@ -12,9 +12,10 @@ from torch.utils.data import DataLoader
 
 from portwright import UserError, text
 from portwright.data import ArrayDataset
+from portwright.data.tables import read_text
 from portwright.job.input_params import loader_arguments
 from portwright.text_tasks.encoding import Encoder, make_encoder
-from portwright.text_tasks.records import TABLES, Record, find_files, read_file, read_text
+from portwright.text_tasks.records import Record, read_records
 from portwright.text_tasks.shipped_tasks import questions_on_rules
 
 Sample = tuple[str, str, str, int]  # question, context, answer, where it starts; no answer is ""
@@ -39,7 +40,8 @@ def make_dataset(params: dict[str, Any], section: str) -> ArrayDataset:
     if options["data_dir"] is None:
         samples = [tuple(each) for each in questions_on_rules(section == "train_input")]
     else:
-        samples = list(read_samples(options["data_dir"], section))
+        records = read_records(options["data_dir"], section, "question", {".json": read_squad})
+        samples = [read_sample(record) for record in records]
     rows: list[tuple[list[int], list[int]]] = []
     spans: list[tuple[int, int]] = []
     for sample in samples[: options["num_samples"]]:
@@ -75,17 +77,6 @@ def encode(
         yield encoder.join(asked, window), span
         if first + room >= len(ids):
             break
-
-
-def read_samples(data_dir: Any, section: str) -> Iterator[Sample]:
-    files = find_files(data_dir, section, (".json", *TABLES))
-    found = False
-    for file in files:
-        for record in read_squad(file) if file.suffix == ".json" else read_file(file):
-            found = True
-            yield read_sample(record)
-    if not found:
-        raise UserError(f"{section}.data_dir: {files[0]} and all others hold no question.", "Give data.")
 
 
 def read_sample(record: Record) -> Sample:

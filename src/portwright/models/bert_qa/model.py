@@ -55,10 +55,7 @@ class BertQaModel(PyTorchBaseModel):
         return self.model.loss(scores, starts, ends)
 
     def score(self, data: dict[str, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-        scores: tuple[torch.Tensor, torch.Tensor] = self.model(
-            data["input_ids"], data.get("attention_mask"), data.get("token_type_ids")
-        )
-        return scores
+        return self.model(data["input_ids"], data.get("attention_mask"), data.get("token_type_ids"))
 
     def find_spans(
         self, start: torch.Tensor, end: torch.Tensor, mask: torch.Tensor | None

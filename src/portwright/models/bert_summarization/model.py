@@ -39,10 +39,9 @@ class BertSummarizationModel(PyTorchBaseModel):
         return self.model.loss(scores, labels, weights)
 
     def score(self, data: dict[str, torch.Tensor]) -> torch.Tensor:
-        scores: torch.Tensor = self.model(
+        return self.model(
             data["input_ids"], data["cls_indices"], data.get("attention_mask"), data.get("token_type_ids")
         )
-        return scores
 
     def keep(self, data: dict[str, torch.Tensor], chosen: torch.Tensor) -> torch.Tensor:
         """The tokens of chosen sentences; all others, and the [CLS] of each, become padding."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from torch.utils.data import DataLoader
 
 from portwright import UserError, text
 from portwright.data import ArrayDataset
+from portwright.data.tables import read_text
 from portwright.job.input_params import loader_arguments
 from portwright.text_tasks.encoding import Encoder, make_encoder, pad_lists
 from portwright.text_tasks.labels import Labels
-from portwright.text_tasks.records import TABLES, Record, find_files, read_file, read_text
+from portwright.text_tasks.records import Record, read_records
 from portwright.text_tasks.shipped_tasks import CODE_TAGS, words_in_code
 
 CONLL = (
@@ -73,28 +75,19 @@ def read_samples(
     options: Mapping[str, Any], section: str, model: Mapping[str, Any]
 ) -> Iterator[tuple[list[str], list[int]]]:
     known = Labels(model["num_classes"], model["label_names"], "num_classes")
-    files = find_files(options["data_dir"], section, (*CONLL, *TABLES))
-    found = False
-    for file in files:
-        for record in read_conll(file) if file.suffix in CONLL else read_file(file):
-            names = (
-                ("tokens", "labels")
-                if file.suffix in CONLL
-                else (options["tokens_key"], options["labels_key"])
+    keys = options["tokens_key"], options["labels_key"]
+    readers = dict.fromkeys(CONLL, partial(read_conll, keys=keys))
+    for record in read_records(options["data_dir"], section, "sentence", readers):
+        words, tags = (record.items(key) for key in keys)
+        if len(words) != len(tags):
+            raise UserError(
+                f"{record.place} has {len(words)} words and {len(tags)} labels.", "Give one each."
             )
-            words, tags = (record.items(name) for name in names)
-            if len(words) != len(tags):
-                raise UserError(
-                    f"{record.place} has {len(words)} words and {len(tags)} labels.", "Give one each."
-                )
-            if words:
-                found = True
-                yield [str(word) for word in words], [known.number(tag, record.place) for tag in tags]
-    if not found:
-        raise UserError(f"{section}.data_dir: {files[0]} and all others hold no sentence.", "Give data.")
+        if words:
+            yield [str(word) for word in words], [known.number(tag, record.place) for tag in tags]
 
 
-def read_conll(file: Path) -> Iterator[Record]:
+def read_conll(file: Path, keys: tuple[str, str]) -> Iterator[Record]:
     """Sentences of a file with a word a line: the first column is the word, the last its label."""
     words: list[str] = []
     tags: list[str] = []
@@ -110,5 +103,5 @@ def read_conll(file: Path) -> Iterator[Record]:
             words.append(columns[0])
             tags.append(columns[-1])
         elif words:
-            yield Record(f"{file} line {first}", {"tokens": words, "labels": tags})
+            yield Record(f"{file} line {first}", dict(zip(keys, (words, tags), strict=True)))
             words, tags = [], []

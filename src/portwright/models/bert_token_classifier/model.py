@@ -33,10 +33,7 @@ class BertTokenClassifierModel(PyTorchBaseModel):
         return self.model.loss(scores, labels)
 
     def score(self, data: dict[str, torch.Tensor]) -> torch.Tensor:
-        scores: torch.Tensor = self.model(
-            data["input_ids"], data.get("attention_mask"), data.get("token_type_ids")
-        )
-        return scores
+        return self.model(data["input_ids"], data.get("attention_mask"), data.get("token_type_ids"))
 
     def predict(self, data: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         return {"input_ids": data["input_ids"], "classes": self.score(data).argmax(-1)}

@@ -158,5 +158,4 @@ def shrink(images: Array, times: int, by: str) -> Array:
         return images
     planes, height, width = (images.shape[0], images.shape[1] // side, images.shape[2] // side)
     windows = images[:, : height * side, : width * side].reshape(planes, height, side, width, side)
-    made: Array = windows.mean((2, 4), dtype=np.float32) if by == "mean" else windows.max((2, 4))
-    return made
+    return windows.mean((2, 4), dtype=np.float32) if by == "mean" else windows.max((2, 4))

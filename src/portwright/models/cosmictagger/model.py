@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from network_options import NetworkOptions
 from plane_losses import plane_loss
 from plane_metrics import NAMES, PlaneMetric
 from uresnet import UResNet
-from uresnet_blocks import NetworkOptions
 
 from portwright import PyTorchBaseModel
 
@@ -18,7 +18,7 @@ class CosmicTaggerModel(PyTorchBaseModel):
 
     def __init__(self, params: dict[str, Any], device: torch.device | None = None) -> None:
         options = params["model"]
-        self.model = UResNet(NetworkOptions.from_params(options))
+        self.model = UResNet(NetworkOptions(**options))
         self.balance = options["loss_balance_scheme"]
         self.metrics = [PlaneMetric(name) for name in NAMES]
         super().__init__(params=params, model=self.model, device=device)

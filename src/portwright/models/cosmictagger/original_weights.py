@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from network_options import NetworkOptions
 from torch import Tensor
-from uresnet_blocks import NetworkOptions
 
 from portwright import UserError
 

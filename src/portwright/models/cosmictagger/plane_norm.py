@@ -30,8 +30,7 @@ def finish(
         assert norm.num_batches_tracked is not None
         norm.num_batches_tracked.add_(num_planes)
         statistics = (norm.running_mean, norm.running_var, norm.momentum, norm.eps)
-        fused: Tensor = _NormLeaky.apply(x, norm.weight, norm.bias, residual, *statistics, num_planes, slope)  # type: ignore[no-untyped-call]
-        return fused
+        return _NormLeaky.apply(x, norm.weight, norm.bias, residual, *statistics, num_planes, slope)  # type: ignore[no-untyped-call]
     if norm.training and num_planes > 1:
         normed = torch.cat([norm(plane) for plane in x.chunk(num_planes)])
     else:  # running statistics are the same for every plane

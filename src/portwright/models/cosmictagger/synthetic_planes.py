@@ -111,8 +111,7 @@ def draw_neutrino(random: np.random.Generator, spacing: float) -> list[Deposits]
 
 def draw_direction(random: np.random.Generator) -> Array:
     drawn = random.normal(size=3)
-    unit: Array = drawn / np.linalg.norm(drawn)
-    return unit
+    return drawn / np.linalg.norm(drawn)
 
 
 def make_track(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from network_options import NetworkOptions
 from torch import Tensor, nn
 from uresnet_blocks import (
     LEAK,
@@ -11,7 +12,6 @@ from uresnet_blocks import (
     InterpolatedUp,
     MergedPlanes,
     NeighbourPlanes,
-    NetworkOptions,
     NoSkip,
     PooledDown,
     SumSkip,
@@ -20,7 +20,7 @@ from uresnet_blocks import (
 )
 
 from portwright import UserError
-from portwright.layers.plain_ops import is_eager
+from portwright.networks.image_memory import put_channels_last
 
 NUM_CLASSES = 3
 
@@ -58,8 +58,7 @@ class Ascent(nn.Module):
 
     def forward(self, x: Tensor, kept: Tensor) -> Tensor:
         x = self.grow(x)
-        joined: Tensor = self.skip(self.blocks(x), kept) if self.is_3d else self.blocks(self.skip(x, kept))
-        return joined
+        return self.skip(self.blocks(x), kept) if self.is_3d else self.blocks(self.skip(x, kept))
 
 
 def make_skip(num_filters: int, options: NetworkOptions) -> nn.Module:
@@ -101,8 +100,7 @@ class UResNet(nn.Module):
         x = self.deepest(x)
         for ascend in reversed(self.up):
             x = ascend(x, skipped.pop())
-        logits: Tensor = self.head(self.final(x))
-        return logits
+        return self.head(self.final(x))
 
     def _check(self, images: Tensor) -> None:
         factor = 1 << self.options.depth
@@ -117,23 +115,8 @@ class UResNet(nn.Module):
             )
 
 
-def put_channels_last(x: Tensor) -> Tensor:
-    """The memory format that convolutions of few channels are fast in; torch passes it on from layer to layer.
-
-    With one channel both formats are the same but for a stride that nobody steps over, so that it must be set by hand.
-    """
-    if not is_eager(x):
-        return x
-    _, _, height, width = x.shape
-    return x.contiguous().as_strided(x.shape, (height * width, 1, width, 1))
-
-
 def init_xavier(module: nn.Module) -> None:
     if isinstance(module, nn.Conv2d):
         nn.init.xavier_uniform_(module.weight)
         if module.bias is not None:
             nn.init.zeros_(module.bias)
-
-
-def count_parameters(network: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in network.parameters())

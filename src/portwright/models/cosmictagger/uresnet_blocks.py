@@ -2,61 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal
-
 import torch
+from network_options import NetworkOptions
 from plane_norm import finish
-from resample import double
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from portwright.layers.plain_ops import is_eager
+from portwright.networks.image_memory import double
 
 NUM_PLANES = 3
 LEAK = 0.01
 
 
-@dataclass(frozen=True)
-class NetworkOptions:
-    """The shape of a UResNet; names and defaults are those of the public CosmicTagger."""
+class NormedConv(nn.Module):
+    """A convolution and what follows it; the batch norm has statistics of each plane in 2D, and of all in 3D and where
+    `merged` says that the input holds all planes of an event in its channels."""
 
-    conv_mode: Literal["conv_2D", "conv_3D"] = "conv_2D"
-    n_initial_filters: int = 16
-    depth: int = 6
-    growth_rate: Literal["additive", "multiplicative"] = "additive"
-    blocks_per_layer: int = 2
-    blocks_final: int = 5
-    blocks_deepest_layer: int = 5
-    bottleneck_deepest: int = 256
-    filter_size_deepest: int = 5
-    block_concat: bool = False
-    residual: bool = True
-    bias: bool = True
-    normalization: Literal["batch", "none"] = "batch"
-    downsampling: Literal["max_pooling", "convolutional"] = "max_pooling"
-    upsampling: Literal["interpolation", "convolutional"] = "interpolation"
-    connections: Literal["concat", "sum", "none"] = "concat"
+    def __init__(
+        self,
+        conv: nn.Module,
+        num_out: int,
+        options: NetworkOptions,
+        slope: float = LEAK,
+        merged: bool = False,
+    ) -> None:
+        super().__init__()
+        self.conv = conv
+        self.norm = nn.BatchNorm2d(num_out) if options.normalization == "batch" else None
+        self.slope, self.num_norms = slope, 1 if merged or options.is_3d else NUM_PLANES
 
-    @classmethod
-    def from_params(cls, model: Mapping[str, Any]) -> NetworkOptions:
-        """The options in the section `model` of params.yaml, with defaults; keys of other parts are ignored."""
-        return cls(**{field.name: model[field.name] for field in fields(cls)})
-
-    @property
-    def is_3d(self) -> bool:
-        return self.conv_mode == "conv_3D"
-
-    def num_filters(self, level: int) -> int:
-        """Filters at a level; 0 is full resolution, `depth` the deepest."""
-        if self.growth_rate == "multiplicative":
-            return self.n_initial_filters << level
-        return self.n_initial_filters * (level + 1)
+    def finish(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        return finish(x, self.norm, self.num_norms, self.slope, residual)
 
 
-class ConvBlock(nn.Module):
-    """A convolution, norm and rectifier; `merged` says that the input holds all planes of an event in its channels."""
+class ConvBlock(NormedConv):
+    """A convolution, norm and rectifier."""
 
     def __init__(
         self,
@@ -68,23 +49,12 @@ class ConvBlock(nn.Module):
         slope: float = LEAK,
         merged: bool = False,
     ) -> None:
-        super().__init__()
         padding = 0 if stride > 1 else (kernel - 1) // 2
-        self.conv = nn.Conv2d(num_in, num_out, kernel, stride, padding, bias=options.bias)
-        self.norm = make_norm(num_out, options)
-        self.slope, self.num_norms = slope, count_norms(options, merged)
+        conv = nn.Conv2d(num_in, num_out, kernel, stride, padding, bias=options.bias)
+        super().__init__(conv, num_out, options, slope, merged)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        return finish(self.conv(x), self.norm, self.num_norms, self.slope, residual)
-
-
-def make_norm(num_filters: int, options: NetworkOptions) -> nn.BatchNorm2d | None:
-    return nn.BatchNorm2d(num_filters) if options.normalization == "batch" else None
-
-
-def count_norms(options: NetworkOptions, merged: bool) -> int:
-    """The number of batch norms: one a plane in 2D; one in all in 3D and where planes are merged."""
-    return 1 if merged or options.is_3d else NUM_PLANES
+        return self.finish(self.conv(x), residual)
 
 
 class ResidualBlock(nn.Module):
@@ -96,8 +66,7 @@ class ResidualBlock(nn.Module):
         self.second = ConvBlock(num_filters, num_filters, options, kernel, merged=merged)
 
     def forward(self, x: Tensor) -> Tensor:
-        added: Tensor = self.second(self.first(x), residual=x)
-        return added
+        return self.second(self.first(x), residual=x)
 
 
 def make_series(
@@ -120,11 +89,10 @@ class PooledDown(nn.Module):
         self.block = ConvBlock(num_in, num_out, options, kernel=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        shrunk: Tensor = self.block(F.max_pool2d(x, 2))
-        return shrunk
+        return self.block(F.max_pool2d(x, 2))
 
 
-class InterpolatedUp(nn.Module):
+class InterpolatedUp(NormedConv):
     """A 1 x 1 convolution and twice the resolution: bilinear in 2D, by the nearest neighbour in 3D.
 
     The original interpolates first. Both are linear and interpolation weights sum to one, so that the order is free, and
@@ -132,44 +100,36 @@ class InterpolatedUp(nn.Module):
     """
 
     def __init__(self, num_in: int, num_out: int, options: NetworkOptions) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(num_in, num_out, 1, bias=options.bias)
-        self.norm = make_norm(num_out, options)
-        self.num_norms = count_norms(options, merged=False)
+        super().__init__(nn.Conv2d(num_in, num_out, 1, bias=options.bias), num_out, options)
         self.mode = "nearest" if options.is_3d else "bilinear"
 
     def forward(self, x: Tensor) -> Tensor:
-        return finish(double(self.conv(x), self.mode), self.norm, self.num_norms, LEAK)
+        return self.finish(double(self.conv(x), self.mode))
 
 
-class TransposedUp(nn.Module):
+class TransposedUp(NormedConv):
     """Twice the resolution by a transposed convolution, 2 x 2 with stride 2."""
 
     def __init__(self, num_in: int, num_out: int, options: NetworkOptions) -> None:
-        super().__init__()
-        self.conv = nn.ConvTranspose2d(num_in, num_out, 2, 2, bias=options.bias)
-        self.norm = make_norm(num_out, options)
-        self.num_norms = count_norms(options, merged=False)
-        self.slope = 0.0 if options.is_3d else LEAK
+        conv = nn.ConvTranspose2d(num_in, num_out, 2, 2, bias=options.bias)
+        super().__init__(conv, num_out, options, slope=0.0 if options.is_3d else LEAK)
 
     def forward(self, x: Tensor) -> Tensor:
-        return finish(self.conv(x), self.norm, self.num_norms, self.slope)
+        return self.finish(self.conv(x))
 
 
-class ConcatSkip(nn.Module):
+class ConcatSkip(NormedConv):
     """A 1 x 1 convolution over both tensors' channels, as two convolutions, to avoid concatenating them."""
 
     def __init__(self, num_filters: int, options: NetworkOptions) -> None:
-        super().__init__()
-        self.conv = nn.Conv2d(2 * num_filters, num_filters, 1, bias=options.bias)
-        self.norm = make_norm(num_filters, options)
-        self.num_norms = count_norms(options, merged=False)
+        conv = nn.Conv2d(2 * num_filters, num_filters, 1, bias=options.bias)
+        super().__init__(conv, num_filters, options)
 
     def forward(self, x: Tensor, skipped: Tensor) -> Tensor:
         of_x, of_skipped = self.conv.weight.chunk(2, dim=1)
         both, second = F.conv2d(x, of_x, self.conv.bias), F.conv2d(skipped, of_skipped)
         both = both.add_(second) if is_eager(both) else both + second
-        return finish(both, self.norm, self.num_norms, LEAK)
+        return self.finish(both)
 
 
 class SumSkip(nn.Module):

@@ -37,8 +37,7 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1], params["num_classes"]))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.layers(images.flatten(1))
-        return logits
+        return self.layers(images.flatten(1))
 
 
 class MNISTModel(PyTorchBaseModel):
@@ -55,8 +54,7 @@ class MNISTModel(PyTorchBaseModel):
         logits = self.model(images)
         if not self.model.training:
             self.accuracy(labels=labels, predictions=logits.argmax(-1))
-        loss: torch.Tensor = self.loss_fn(logits, labels)
-        return loss
+        return self.loss_fn(logits, labels)
 
     def predict(self, data: Any) -> dict[str, torch.Tensor]:
         logits = self.model(data[0])

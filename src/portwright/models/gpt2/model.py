@@ -1,7 +1,5 @@
 """GPT-2: a decoder of layers that norm first, with learned positions."""
 
-from __future__ import annotations
-
 from portwright.networks.next_token_model import NextTokenModel
 
 

@@ -1,7 +1,5 @@
 """GPT-3: GPT-2's network at other sizes, dense in every layer, or with dense and banded layers by turns."""
 
-from __future__ import annotations
-
 from portwright.networks.next_token_model import NextTokenModel
 
 

@@ -1,7 +1,5 @@
 """GPT-J: attention and feed-forward side by side, and positions that turn queries and keys."""
 
-from __future__ import annotations
-
 from portwright.networks.next_token_model import NextTokenModel
 
 

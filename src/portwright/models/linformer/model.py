@@ -1,7 +1,5 @@
 """Linformer: BERT's encoder, whose attention looks at mixtures of keys and values instead of at each of them."""
 
-from __future__ import annotations
-
 from portwright.networks.masked_token_model import MaskedTokenModel
 
 

@@ -1,7 +1,5 @@
 """RoBERTa: BERT's encoder with masked tokens alone, and positions that count from padding's."""
 
-from __future__ import annotations
-
 from portwright.networks.masked_token_model import MaskedTokenModel
 
 

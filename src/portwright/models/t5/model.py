@@ -1,7 +1,5 @@
 """T5: an encoder and a decoder with relative positions, trained to fill in what was taken out of a text."""
 
-from __future__ import annotations
-
 from portwright.networks import T5
 from portwright.networks.target_token_model import TargetTokenModel
 

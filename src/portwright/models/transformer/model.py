@@ -1,7 +1,5 @@
 """The Transformer of "Attention is all you need", which translates."""
 
-from __future__ import annotations
-
 from portwright.networks import Seq2Seq
 from portwright.networks.target_token_model import TargetTokenModel
 
