@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from portwright.errors import UnsupportedError
 from portwright.runtime.streaming.host_store import HostStore
-from portwright.runtime.streaming.native import NativeAdam, usable_cores
+from portwright.runtime.streaming.native.adam import NativeAdam, usable_cores
 from portwright.runtime.streaming.unit import ALIGN_BYTES, Unit, dense_stride
 from portwright.runtime.streaming.updates import Rates
 from portwright.runtime.world import read_launch
@@ -47,11 +47,12 @@ def bind_to_own_cores(native: NativeAdam, note: Callable[[str], None]) -> None:
         note(f"streaming: {error.message}; the optimizer's threads go where the system puts them.")
 
 
-class Place:
+class Place(NamedTuple):
     """Weight and moments of one parameter, flat, in one of the two sets of arrays."""
 
-    def __init__(self, weight: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor) -> None:
-        self.weight, self.exp_avg, self.exp_avg_sq = weight, exp_avg, exp_avg_sq
+    weight: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
 
 
 class NativeUpdate:
@@ -71,11 +72,10 @@ class NativeUpdate:
         state_dtype: torch.dtype = torch.float32,
         undoable: bool = False,
         max_value: float | None = None,
-        num_threads: int | None = None,
         pin: bool = False,
     ) -> None:
         self._unit, self._optimizer, self._native, self._max_value = unit, optimizer, native, max_value
-        self._state_dtype, self._num_threads, self._store = state_dtype, num_threads, store
+        self._store = store
         self._entries = [unit.entries[index] for index in unit.trained]
         self._groups = [_group_of(optimizer, entry.master) for entry in self._entries]
         self._decoupled = type(optimizer) is torch.optim.AdamW
@@ -86,18 +86,14 @@ class NativeUpdate:
             list(map(Place, masters, *(_parts(array, sizes, state_dtype) for array in self.arrays)))
         ]
         if undoable:
-            others = [
-                store.array(f"{unit.name}/undo of {key}", num_bytes(sizes, dtype), "undo")
-                for key, dtype in (
-                    ("weight", torch.float32),
-                    ("exp_avg", state_dtype),
-                    ("exp_avg_sq", state_dtype),
+            kinds = {"weight": torch.float32, "exp_avg": state_dtype, "exp_avg_sq": state_dtype}
+            undo = (
+                _parts(
+                    store.array(f"{unit.name}/undo of {key}", num_bytes(sizes, dtype), "undo"), sizes, dtype
                 )
-            ]
-            dtypes = (torch.float32, state_dtype, state_dtype)
-            self._sets.append(
-                list(map(Place, *(_parts(a, sizes, d) for a, d in zip(others, dtypes, strict=True))))
+                for key, dtype in kinds.items()
             )
+            self._sets.append(list(map(Place, *undo)))
         self._current = [0] * len(self._entries)  # which set is the truth, by parameter
         self._speculated: list[int] = []
 
@@ -153,7 +149,6 @@ class NativeUpdate:
                 half_out=copy,
                 **options,
                 grad_factor=1.0 if self._max_value is not None else factor,
-                num_threads=self._num_threads,
             )
             if undoable:
                 self._speculated.append(position)
@@ -162,13 +157,12 @@ class NativeUpdate:
             if copy is None and self._unit.has_own_shadow:
                 _flat(entry.view(self._unit.shadow)).copy_(target.weight)
             if self._store.is_on_disk:
-                for array in (target.weight, target.exp_avg, target.exp_avg_sq):
+                for array in target:
                     self._store.written(array)
 
     def prefetch(self, positions: Iterable[int]) -> None:
         for position in positions:
-            place = self._sets[self._current[position]][position]
-            for array in (place.weight, place.exp_avg, place.exp_avg_sq):
+            for array in self._sets[self._current[position]][position]:
                 self._store.prefetch(array)
 
     def keep(self) -> None:
