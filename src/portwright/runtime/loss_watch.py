@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from portwright.errors import NonFiniteError
-from portwright.runtime.extra_optimizers.shards import local
+from portwright.runtime.shards import local
 from portwright.runtime.world import World
 
 MOST_UNREAD = 500  # steps after which losses are read even if none is logged

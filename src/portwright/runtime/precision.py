@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from portwright.discover import answer_of_device
 from portwright.errors import UserError, suggest
 from portwright.job.optimizer import OptimizerParams
-from portwright.runtime.extra_optimizers.shards import DTensor, local
+from portwright.runtime.shards import DTensor, local
 
 try:
     from torch.amp.grad_scaler import GradScaler, OptState

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from portwright.errors import UserError
 from portwright.job.execution import StreamingSection
-from portwright.runtime.extra_optimizers.moments import Lion, UncorrectedAdam
+from portwright.runtime.extra_optimizers import Lion, UncorrectedAdam
 from portwright.runtime.streaming.engine import Streaming
 from portwright.runtime.streaming.fetch import Fetcher
 from portwright.runtime.streaming.gradients import Gradients, Piece
