@@ -190,9 +190,7 @@ class Lamb(_ByGroup):
         if not group["adam"]:
             size = sums_of_squares(weights, tensors).sqrt()
             length = sums_of_squares(directions, tensors).sqrt()
-            ratio = torch.where(
-                (size > 0) & (length > 0), size.clamp(max=group["clamp_value"]) / length, 1.0
-            )
+            ratio = torch.where((size > 0) & (length > 0), size.clamp(max=group["clamp_value"]) / length, 1.0)
             torch._foreach_mul_(directions, list(ratio.unbind()))
         torch._foreach_add_(weights, directions, alpha=-group["lr"])
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from portwright.errors import UserError
 from portwright.job.optimizer import AdamParams, AdamWParams, OptimizerParams
 from portwright.runtime.extra_optimizers import Adafactor, Lamb, Lion, Muon, UncorrectedAdam
-from portwright.runtime.shards import DTensor, local, sums_of_squares
 from portwright.runtime.optimizer_state import load_optimizer_state, optimizer_state
 from portwright.runtime.param_groups import make_param_groups
+from portwright.runtime.shards import DTensor, local, sums_of_squares
 
 __all__ = [
     "clip_gradients",
@@ -61,7 +61,9 @@ def make_optimizer(model: nn.Module, spec: OptimizerParams) -> torch.optim.Optim
 
 def _realise(spec: OptimizerParams) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     """The class and those of its settings that the specification names as it does."""
-    kind: type[torch.optim.Optimizer] = _OURS.get(spec.optimizer_type) or getattr(torch.optim, spec.optimizer_type)
+    kind: type[torch.optim.Optimizer] = _OURS.get(spec.optimizer_type) or getattr(
+        torch.optim, spec.optimizer_type
+    )
     options: dict[str, Any] = {name: getattr(spec, name) for name in type(spec).model_fields}
     options |= {alias: getattr(spec, name) for alias, name in spec.aliases.items()}
     options |= {pair: (getattr(spec, one), getattr(spec, two)) for pair, (one, two) in spec.pairs.items()}
