@@ -112,15 +112,17 @@ class UncorrectedAdam(_ByGroup):
         amsgrad: bool = False,
         decoupled: bool = True,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "amsgrad": amsgrad,
-            "decoupled": decoupled,
-        }
-        super().__init__(params, defaults)
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "amsgrad": amsgrad,
+                "decoupled": decoupled,
+            },
+        )
 
     def _update(self, tensors: list[Tensor], group: dict[str, Any]) -> None:
         weights, grads = _parts(tensors)
@@ -171,16 +173,18 @@ class Lamb(_ByGroup):
         correct_bias: bool = False,
         adam: bool = False,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "clamp_value": clamp_value,
-            "correct_bias": correct_bias,
-            "adam": adam,
-        }
-        super().__init__(params, defaults)
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "clamp_value": clamp_value,
+                "correct_bias": correct_bias,
+                "adam": adam,
+            },
+        )
 
     def _update(self, tensors: list[Tensor], group: dict[str, Any]) -> None:
         steps, (weights, grads) = self._count(tensors), _parts(tensors)
@@ -215,18 +219,20 @@ class Adafactor(_ByGroup):
         relative_step: bool = False,
         warmup_init: bool = False,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "eps": eps,
-            "clip_threshold": clip_threshold,
-            "decay_rate": decay_rate,
-            "beta1": beta1,
-            "weight_decay": weight_decay,
-            "scale_parameter": scale_parameter,
-            "relative_step": relative_step,
-            "warmup_init": warmup_init,
-        }
-        super().__init__(params, defaults)
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "eps": eps,
+                "clip_threshold": clip_threshold,
+                "decay_rate": decay_rate,
+                "beta1": beta1,
+                "weight_decay": weight_decay,
+                "scale_parameter": scale_parameter,
+                "relative_step": relative_step,
+                "warmup_init": warmup_init,
+            },
+        )
 
     def _update(self, tensors: list[Tensor], group: dict[str, Any]) -> None:
         for tensor, num_steps in zip(tensors, self._count(tensors), strict=True):
@@ -289,18 +295,20 @@ class Muon(_ByGroup):
         eps: float = 1e-6,
         use_muon: bool = True,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "weight_decay": weight_decay,
-            "momentum": momentum,
-            "nesterov": nesterov,
-            "ns_steps": ns_steps,
-            "adjust_lr": adjust_lr,
-            "betas": betas,
-            "eps": eps,
-            "use_muon": use_muon,
-        }
-        super().__init__(params, defaults)
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "weight_decay": weight_decay,
+                "momentum": momentum,
+                "nesterov": nesterov,
+                "ns_steps": ns_steps,
+                "adjust_lr": adjust_lr,
+                "betas": betas,
+                "eps": eps,
+                "use_muon": use_muon,
+            },
+        )
 
     def _update(self, tensors: list[Tensor], group: dict[str, Any]) -> None:
         if group["use_muon"]:
