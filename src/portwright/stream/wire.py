@@ -221,7 +221,8 @@ class _Reader:
         tag, *rest = node
         if tag in ("l", "u"):
             (items,) = rest
-            return (list if tag == "l" else tuple)(self.decode(item, depth + 1) for item in items)
+            decoded = [self.decode(item, depth + 1) for item in items]
+            return decoded if tag == "l" else tuple(decoded)
         if tag in ("d", "o"):
             (pairs,) = rest
             kind = dict if tag == "d" else OrderedDict
