@@ -1,8 +1,8 @@
-"""The native CPU Adam beside torch's fused AdamW and beside what memory alone allows, by number of threads, in one run.
+"""The native CPU Adam beside torch's fused AdamW, by number of threads, in one run.
 
 Every contestant updates as many parameters; bytes a parameter are what must go over the memory bus, so that GB/s compare. Torch's
 kernel takes fp32 gradients and leaves fp32 weights. "torch, half in and out" adds what a bf16 device asks for: the gradient
-widened before, the weight narrowed after. "traffic" does the loads and stores of the step and next to no arithmetic: the limit.
+widened before, the weight narrowed after.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from measure import Claim, finish, interleave, paired_ratio
 
-from portwright.runtime.streaming.native import NativeAdam, load_native, measure_bandwidth, usable_cores
+from portwright.runtime.streaming.native.adam import NativeAdam, load_native, usable_cores
 
 HYPERPARAMETERS = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1}
 # gradient + read and written masters and moments + weight for the device
@@ -27,59 +27,38 @@ BYTES = {
     "torch": 4 + 24,
     "torch, half in and out": 2 + 4 + 4 + 24 + 4 + 2,
     "in place": 2 + 24 + 2,
-    "in place, cached stores": 2 + 24 + 2 + 2,
-    "in place, asked for early": 2 + 24 + 2,
     "ping-pong": 2 + 24 + 2,
-    "ping-pong, cached stores": 2 + 24 + 12 + 2 + 2,
-    "split": 2 + 8 + 16,
-    "split ping-pong": 2 + 8 + 16,
     "bf16 moments": 2 + 8 + 8 + 2,
-    "split, bf16 moments": 2 + 8 + 8,
 }
 
 
 class Arrays:
-    """What the contestants work on, touched by the threads that will use it."""
+    """What the contestants work on."""
 
-    def __init__(self, native: NativeAdam, num_parameters: int, num_threads: int) -> None:
-        def make(dtype: torch.dtype) -> torch.Tensor:
-            array = torch.empty(num_parameters, dtype=dtype)
-            native.touch(array, num_threads)
-            return array
-
-        self.weight, self.exp_avg, self.exp_avg_sq = (make(torch.float32) for _ in range(3))
-        self.others = [make(torch.float32) for _ in range(3)]
-        self.grad, self.half, self.high = (make(torch.bfloat16) for _ in range(3))
-        self.low = make(torch.int16)
-        self.high_other, self.low_other = make(torch.bfloat16), make(torch.int16)
-        self.grad_fp32 = make(torch.float32)
-        self.narrow = [make(torch.bfloat16) for _ in range(2)]
-        pattern = torch.randn(1 << 16)
-        for start in range(0, num_parameters, len(pattern)):
-            stop = min(num_parameters, start + len(pattern))
-            self.grad_fp32[start:stop] = pattern[: stop - start]
-            self.weight[start:stop] = pattern[: stop - start].flip(0)
-        native.narrow(self.grad, self.grad_fp32)
-        native.split(self.high, self.low, self.weight)
+    def __init__(self, num_parameters: int) -> None:
+        self.grad_fp32 = torch.randn(1 << 16).repeat(-(-num_parameters // (1 << 16)))[:num_parameters]
+        self.weight = self.grad_fp32.flip(0)
+        self.exp_avg, self.exp_avg_sq, *self.others = (torch.zeros(num_parameters) for _ in range(5))
+        self.grad = self.grad_fp32.bfloat16()
+        self.half, *self.narrow = (torch.zeros_like(self.grad) for _ in range(3))
 
 
 def make_contestants(native: NativeAdam, a: Arrays, num_threads: int) -> dict[str, Callable[[], Any]]:
     counter = torch.tensor(1.0)
     step = functools.partial(
-        native.step, grad=a.grad, decoupled=True, step=3, num_threads=num_threads, **HYPERPARAMETERS
-    )
-    split = functools.partial(
-        native.step_split, grad=a.grad, decoupled=True, step=3, num_threads=num_threads, **HYPERPARAMETERS
+        native.step,
+        grad=a.grad,
+        half_out=a.half,
+        decoupled=True,
+        step=3,
+        num_threads=num_threads,
+        **HYPERPARAMETERS,
     )
     state = {"weight": a.weight, "exp_avg": a.exp_avg, "exp_avg_sq": a.exp_avg_sq}
     in_place = {**state, "weight_out": a.weight, "exp_avg_out": a.exp_avg, "exp_avg_sq_out": a.exp_avg_sq}
     apart = {**state, **dict(zip(("weight_out", "exp_avg_out", "exp_avg_sq_out"), a.others, strict=True))}
     m, v = a.narrow
     narrow = {"exp_avg": m, "exp_avg_sq": v, "exp_avg_out": m, "exp_avg_sq_out": v}
-    halves = {"high": a.high, "low": a.low, "high_out": a.high, "low_out": a.low}
-    halves_apart = {"high": a.high, "low": a.low, "high_out": a.high_other, "low_out": a.low_other}
-    moments = {name: array for name, array in in_place.items() if "weight" not in name}
-    moments_apart = {name: array for name, array in apart.items() if "weight" not in name}
 
     def torch_step() -> None:
         torch._fused_adamw_(
@@ -92,23 +71,12 @@ def make_contestants(native: NativeAdam, a: Arrays, num_threads: int) -> dict[st
         torch_step()
         a.half.copy_(a.weight)
 
-    def ask_early() -> None:
-        native.num_ahead = 4
-        step(**in_place, half_out=a.half)
-        native.num_ahead = 0
-
     return {
         "torch": torch_step,
         "torch, half in and out": torch_with_halves,
-        "in place": lambda: step(**in_place, half_out=a.half),
-        "in place, cached stores": lambda: step(**in_place, half_out=a.half, stream=False),
-        "in place, asked for early": ask_early,
-        "ping-pong": lambda: step(**apart, half_out=a.half),
-        "ping-pong, cached stores": lambda: step(**apart, half_out=a.half, stream=False),
-        "split": lambda: split(**halves, **moments),
-        "split ping-pong": lambda: split(**halves_apart, **moments_apart),
-        "bf16 moments": lambda: step(**{**in_place, **narrow}, half_out=a.half),
-        "split, bf16 moments": lambda: split(**halves, **narrow),
+        "in place": lambda: step(**in_place),
+        "ping-pong": lambda: step(**apart),
+        "bf16 moments": lambda: step(**{**in_place, **narrow}),
     }
 
 
@@ -151,17 +119,14 @@ def main() -> int:
     figures: dict[str, Any] = {"num_parameters": num_parameters, "bind": arguments.bind, "by_threads": {}}
     if arguments.bind:
         native.bind_threads(cores)
-    arrays = Arrays(native, num_parameters, max(tried))
+    arrays = Arrays(num_parameters)
     seconds: dict[str, list[float]] = {}
     for num_threads in tried:
         torch.set_num_threads(num_threads)
         contestants = make_contestants(native, arrays, num_threads)
         seconds = interleave({name: timed(work) for name, work in contestants.items()}, num_rounds)
-        limit = measure_bandwidth(native, num_parameters * 16, num_threads)
-        rows: dict[str, Any] = {"copy": {"GB/s": limit.copy / 1e9}, "traffic": {"GB/s": limit.update / 1e9}}
-        print(
-            f"{num_threads} threads: copy {limit.copy / 1e9:.1f} GB/s, traffic {limit.update / 1e9:.1f} GB/s"
-        )
+        rows: dict[str, Any] = {}
+        print(f"{num_threads} threads:")
         for name, times in seconds.items():
             rate = num_parameters / statistics.median(times)
             ratio = paired_ratio(seconds["torch"], times)
@@ -174,7 +139,7 @@ def main() -> int:
             }
             print(
                 f"  {name:26} {rate / 1e9:6.3f} Gparam/s  {BYTES[name]:3} B  {bandwidth / 1e9:6.1f} GB/s"
-                f"  {bandwidth / limit.update:5.2f} of traffic  {ratio.median:5.2f} of torch"
+                f"  {ratio.median:5.2f} of torch"
             )
         figures["by_threads"][str(num_threads)] = rows
     claims = [
@@ -188,7 +153,6 @@ def main() -> int:
             paired_ratio(seconds["torch, half in and out"], seconds["in place"]),
             1.25,
         ),
-        Claim("split, of in place", paired_ratio(seconds["in place"], seconds["split"]), 1.0),
     ]
     return finish(arguments, [] if arguments.quick else claims, figures, torch=torch.__version__)
 

@@ -26,7 +26,7 @@ from portwright.errors import PortwrightError
 from portwright.runtime.backend import TorchBackend
 from portwright.runtime.session import TorchSession
 from portwright.runtime.streaming.session import StreamingSession
-from portwright.runtime.streaming.sharded_fetch import OrderedFetcher
+from portwright.runtime.streaming.sharded_engine import OrderedFetcher
 from portwright.runtime.streaming.sharded_session import ShardedStreamingSession
 from portwright.runtime.streaming.updates import Updates
 from portwright.runtime.world import Launch, World

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from portwright.runtime.streaming.device_cap import DeviceMemoryError, cap_cuda, explain_out_of_memory
-from portwright.runtime.streaming.host_store import HostStore
+from portwright.runtime.streaming.host_store import CudaPinner, HostStore
 from portwright.runtime.streaming.lanes import Lanes
 from portwright.runtime.streaming.offload import OffloadedActivations
-from portwright.runtime.streaming.pinning import CudaPinner
 from portwright.runtime.streaming.staging import NUM_CHUNKS, Staging
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU is here")

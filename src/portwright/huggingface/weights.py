@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from portwright.errors import UserError
+from portwright.runtime.checkpoint import check_safetensors, read_legacy
 from portwright.runtime.checkpoint_files import Place, TensorSpec, read_specs, read_tensor
 from portwright.runtime.checkpoint_folder import describe_head
-from portwright.runtime.checkpoint_legacy import check_safetensors, read_legacy
 
 CONFIG_FILE = "config.json"
 SAFETENSORS_FILE = "model.safetensors"

@@ -16,8 +16,8 @@ from portwright.huggingface.gpt import GPT2, all_params
 from portwright.huggingface.mapping import Entry, Family, Params
 from portwright.huggingface.registry import families_of
 from portwright.huggingface.weights import Weights
+from portwright.runtime.checkpoint import read_legacy
 from portwright.runtime.checkpoint_files import TensorSpec
-from portwright.runtime.checkpoint_legacy import read_legacy
 
 _PARTS = {  # of a decoder layer; our name: the zoo's
     "self_attn.out_proj": "self_attn.proj_output_dense_layer",

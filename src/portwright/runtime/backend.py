@@ -86,7 +86,7 @@ def _session_class(mode: Mode, num_processes: int) -> type[TorchSession]:
 
         return StreamingSession
     if mode == "pipelined":
-        from portwright.runtime.pipelined.session import PipelinedSession
+        from portwright.runtime.pipelined.session import MicroBatchSession, PipelinedSession
 
-        return PipelinedSession
+        return PipelinedSession if num_processes > 1 else MicroBatchSession
     return TorchSession

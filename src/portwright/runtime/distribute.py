@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from portwright.base_model import LossModule
 from portwright.errors import UnsupportedError, UserError
+from portwright.runtime.shards import DTensor, distribute_tensor
 from portwright.runtime.world import World
 
 Strategy = Literal["none", "ddp", "fsdp"]
@@ -68,20 +69,11 @@ def _layers(net: nn.Module) -> list[nn.Module]:
     ]
 
 
-def gather_whole(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole of a tensor that may be sharded; all processes must ask for it."""
-    full = getattr(tensor, "full_tensor", None)
-    return full() if full is not None else tensor
-
-
 def shard_like(tensor: torch.Tensor, own: torch.Tensor) -> torch.Tensor:
     """A whole tensor, sharded as `own` is."""
-    if not hasattr(own, "full_tensor"):
+    if not isinstance(own, DTensor):
         return tensor
-    from torch.distributed.tensor import distribute_tensor
-
-    shard: Any = own  # a DTensor
-    return distribute_tensor(tensor.to(own.device, own.dtype), shard.device_mesh, shard.placements)
+    return distribute_tensor(tensor.to(own.device, own.dtype), own.device_mesh, own.placements)
 
 
 def sync_batchnorm(net: nn.Module, device: torch.device) -> nn.Module:

@@ -263,7 +263,7 @@ def _streamed(
     from portwright.runtime.speed_model import measure_rates
 
     section = job.params.runconfig.streaming
-    half = {"bf16": torch.bfloat16, "fp16": torch.float16}.get(precision.name, torch.float32)
+    half = precision.half or torch.float32
     rates = measure_rates(device, half, section.store is not None)
     layers, spec = step.layers, job.params.optimizer
     trains = job.mode in ("train", "train_and_eval")

@@ -9,7 +9,7 @@ from typing import Any
 
 from portwright.data.loader import ResumableLoader
 from portwright.errors import UserError
-from portwright.target import DataStream, JobSpec
+from portwright.target import JobSpec
 
 DataFn = Callable[[Any], Any]
 
@@ -35,12 +35,10 @@ class Inputs:
         self._job, self._note, self._rank, self._world_size = job, note, rank, world_size
         self._told: set[str] = set()
 
-    def open(self, name: str, *, repeat: bool) -> ResumableLoader:
-        """The input, read here, or by the other tasks of a launch where the job has a stream."""
-        return self._open(name, repeat, self._job.stream)
-
-    def _open(self, name: str, repeat: bool, stream: DataStream | None) -> ResumableLoader:
+    def open(self, name: str, *, repeat: bool, here: bool = False) -> ResumableLoader:
+        """The input, read by the other tasks of a launch where the job has a stream; else, or with `here`, in this process."""
         params, data_fn = self._job.params, find_data_fn(self._job, name)
+        stream = None if here else self._job.stream
         channel = None if stream is None else stream.channel(name, self._job)
         loader = ResumableLoader(
             data_fn(params.values),
@@ -56,7 +54,7 @@ class Inputs:
 
     def first_batches(self, name: str, num_batches: int) -> list[Any]:
         """The first batches of an input, by a loader of their own, in this process."""
-        loader = self._open(name, False, None)
+        loader = self.open(name, repeat=False, here=True)
         batches = list(islice(loader, num_batches))
         loader.close()
         return batches

@@ -61,8 +61,7 @@ def run_mode(
             _train(arguments, job, trainer, world, model_dir, console)
     elif arguments.mode == "eval":
         loaded = _load_for_reading(arguments, job.params.runconfig.checkpoint_path, model_dir, console)
-        session.load_state(loaded.shards, None)
-        trainer.at_step(loaded.step)
+        trainer.take_weights(loaded)
         outcome.checkpoint = str(loaded.path)
         trainer.evaluate()
     elif arguments.mode == "eval_all":
@@ -71,14 +70,13 @@ def run_mode(
                 "eval_all evaluates every checkpoint of model_dir.",
                 "Leave --checkpoint_path out, or use --mode eval.",
             )
-        outcome.more["evaluations"] = _evaluate_all(session, trainer, model_dir, console)
+        outcome.more["evaluations"] = _evaluate_all(trainer, model_dir, console)
         for row in outcome.more["evaluations"]:
             shown = "  ".join(f"{name} {value:.4f}" for name, value in row.items() if name != "step")
             outcome.lines.append(f"checkpoint_{row['step']}: {shown}")
     else:
         loaded = _load_for_reading(arguments, job.params.runconfig.checkpoint_path, model_dir, console)
-        session.load_state(loaded.shards, None)
-        trainer.at_step(loaded.step)
+        trainer.take_weights(loaded)
         outcome.more["predictions"] = _predict(session, job, model_dir, loaded.step)
         outcome.lines.append(
             f"predictions: {len(outcome.more['predictions'])} file(s) in {Path(outcome.more['predictions'][0]).parent}"
@@ -148,9 +146,7 @@ def _load_for_reading(
     return read_checkpoint(found.path, weights_only=True)
 
 
-def _evaluate_all(
-    session: Session, trainer: Trainer, model_dir: Path, console: Console
-) -> list[dict[str, Any]]:
+def _evaluate_all(trainer: Trainer, model_dir: Path, console: Console) -> list[dict[str, Any]]:
     RunDir(model_dir, read_only=True)
     results = []
     for info in list_checkpoints(model_dir):
@@ -161,8 +157,7 @@ def _evaluate_all(
         except UserError as error:
             console.warning(f"skipping {info.path}: {error.message}")
             continue
-        session.load_state(loaded.shards, None)
-        trainer.at_step(loaded.step)
+        trainer.take_weights(loaded)
         if values := trainer.evaluate():
             results.append({"step": loaded.step, **values})
     if not results and not trainer.is_stopped:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from portwright.errors import UserError
-from portwright.runtime.extra_optimizers.shards import DTensor, distribute_tensor, whole
+from portwright.runtime.shards import DTensor, distribute_tensor, whole
 
 # Marks a parameter that has had no gradient yet, to tell it from one whose state was lost.
 UNTOUCHED = "untouched"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Iterable
 from typing import Any
 
@@ -10,12 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from portwright.errors import UserError
-from portwright.job import optimizer as job
-from portwright.job.optimizer import OptimizerParams
+from portwright.job.optimizer import AdamParams, AdamWParams, OptimizerParams
 from portwright.runtime.extra_optimizers import Adafactor, Lamb, Lion, Muon, UncorrectedAdam
-from portwright.runtime.extra_optimizers.shards import DTensor, local, sums_of_squares
 from portwright.runtime.optimizer_state import load_optimizer_state, optimizer_state
 from portwright.runtime.param_groups import make_param_groups
+from portwright.runtime.shards import DTensor, local, sums_of_squares
 
 __all__ = [
     "clip_gradients",
@@ -26,6 +26,7 @@ __all__ = [
     "optimizer_state",
 ]
 
+_OURS = {kind.__name__: kind for kind in (Adafactor, Lamb, Lion, Muon)}
 _WITH_FUSED_KERNEL = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 _WITH_SPARSE_GRADIENTS = (torch.optim.SGD, torch.optim.Adagrad)
 _FUSED_DTYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
@@ -59,91 +60,17 @@ def make_optimizer(model: nn.Module, spec: OptimizerParams) -> torch.optim.Optim
 
 
 def _realise(spec: OptimizerParams) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
-    """The class and its settings; learning rate and weight decay come with the groups."""
-    match spec:
-        case job.AdamParams() | job.AdamWParams():
-            options: dict[str, Any] = {
-                "betas": (spec.beta1, spec.beta2),
-                "eps": spec.eps,
-                "amsgrad": spec.amsgrad,
-            }
-            decoupled = isinstance(spec, job.AdamWParams)
-            if not spec.correct_bias:
-                return UncorrectedAdam, options | {"decoupled": decoupled}
-            return torch.optim.AdamW if decoupled else torch.optim.Adam, options
-        case job.SGDParams():
-            return torch.optim.SGD, {
-                "momentum": spec.momentum,
-                "dampening": spec.dampening,
-                "nesterov": spec.use_nesterov,
-                "maximize": spec.maximize,
-            }
-        case job.AdagradParams():
-            return torch.optim.Adagrad, {
-                "lr_decay": spec.lr_decay,
-                "initial_accumulator_value": spec.initial_accumulator_value,
-                "eps": spec.eps,
-                "maximize": spec.maximize,
-            }
-        case job.AdadeltaParams():
-            return torch.optim.Adadelta, {"rho": spec.rho, "eps": spec.eps, "maximize": spec.maximize}
-        case job.AdamaxParams():
-            betas = (spec.beta1, spec.beta2)
-            return torch.optim.Adamax, {"betas": betas, "eps": spec.eps, "maximize": spec.maximize}
-        case job.ASGDParams():
-            return torch.optim.ASGD, {
-                "lambd": spec.lambd,
-                "alpha": spec.alpha,
-                "t0": spec.t0,
-                "maximize": spec.maximize,
-            }
-        case job.NAdamParams():
-            betas = (spec.beta1, spec.beta2)
-            return torch.optim.NAdam, {"betas": betas, "eps": spec.eps, "momentum_decay": spec.momentum_decay}
-        case job.RAdamParams():
-            return torch.optim.RAdam, {"betas": (spec.beta1, spec.beta2), "eps": spec.eps}
-        case job.RMSpropParams():
-            return torch.optim.RMSprop, {
-                "alpha": spec.alpha,
-                "eps": spec.eps,
-                "momentum": spec.momentum,
-                "centered": spec.centered,
-            }
-        case job.RpropParams():
-            return torch.optim.Rprop, {
-                "etas": (spec.eta1, spec.eta2),
-                "step_sizes": (spec.step_size_min, spec.step_size_max),
-            }
-        case job.LambParams():
-            return Lamb, {
-                "betas": (spec.beta1, spec.beta2),
-                "eps": spec.eps,
-                "clamp_value": spec.clamp_value,
-                "correct_bias": spec.correct_bias,
-                "adam": spec.adam,
-            }
-        case job.LionParams():
-            return Lion, {"betas": (spec.beta1, spec.beta2)}
-        case job.AdafactorParams():
-            return Adafactor, {
-                "eps": (spec.eps1, spec.eps2),
-                "clip_threshold": spec.clip_threshold,
-                "decay_rate": spec.decay_rate,
-                "beta1": spec.beta1,
-                "scale_parameter": spec.scale_parameter,
-                "relative_step": spec.relative_step,
-                "warmup_init": spec.warmup_init,
-            }
-        case job.MuonParams():
-            return Muon, {
-                "momentum": spec.momentum,
-                "nesterov": spec.use_nesterov,
-                "ns_steps": spec.ns_steps,
-                "adjust_lr": spec.adjust_lr,
-                "betas": (spec.beta1, spec.beta2),
-                "eps": spec.eps,
-            }
-    raise TypeError(f"{type(spec).__name__} has no realisation in torch")
+    """The class and those of its settings that the specification names as it does."""
+    kind: type[torch.optim.Optimizer] = _OURS.get(spec.optimizer_type) or getattr(
+        torch.optim, spec.optimizer_type
+    )
+    options: dict[str, Any] = {name: getattr(spec, name) for name in type(spec).model_fields}
+    options |= {alias: getattr(spec, name) for alias, name in spec.aliases.items()}
+    options |= {pair: (getattr(spec, one), getattr(spec, two)) for pair, (one, two) in spec.pairs.items()}
+    if isinstance(spec, AdamParams | AdamWParams) and not spec.correct_bias:
+        kind, options["decoupled"] = UncorrectedAdam, isinstance(spec, AdamWParams)
+    wanted = inspect.signature(kind).parameters.keys() - {"lr", "weight_decay"}  # which come with the groups
+    return kind, {name: value for name, value in options.items() if name in wanted}
 
 
 def _can_fuse(kind: type[torch.optim.Optimizer], parameters: list[Tensor]) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from portwright.discover import answer_of_device
 from portwright.errors import UserError, suggest
 from portwright.job.optimizer import OptimizerParams
-from portwright.runtime.extra_optimizers.shards import DTensor, local
+from portwright.runtime.shards import DTensor, local
 
 try:
     from torch.amp.grad_scaler import GradScaler, OptState
@@ -52,10 +52,14 @@ class Precision:
     notes: tuple[str, ...] = ()
 
     @property
+    def half(self) -> torch.dtype | None:
+        """What a forward pass is cast to."""
+        return _HALF.get(self.name)
+
+    @property
     def autocast(self) -> Callable[[], AbstractContextManager[Any]] | None:
-        if self.name not in _HALF:
-            return None
-        return functools.partial(torch.autocast, self.device_type, dtype=_HALF[self.name])
+        half = self.half
+        return None if half is None else functools.partial(torch.autocast, self.device_type, dtype=half)
 
     @property
     def batch_dtype(self) -> torch.dtype | None:
@@ -88,9 +92,7 @@ def resolve_precision(
         if name is None:
             raise UserError(
                 f"runconfig.precision is {runconfig_precision!r}.",
-                suggest(
-                    str(runconfig_precision), [spelling for spelling in _SPELLINGS if spelling[0] != "d"]
-                ),
+                suggest(str(runconfig_precision), _SPELLINGS),
             )
         if mixed is not None and mixed != (name in _HALF):
             notes.append(
@@ -119,11 +121,13 @@ def _flag(section: Mapping[str, Any], key: str) -> bool | None:
     return value
 
 
-class LossScaler:
+class LossScaler(GradScaler):
     """Multiplies the loss before backward and takes the factor out of the gradients again.
 
     A step whose gradients overflowed is skipped and counted. A dynamic factor doubles after `steps_per_increase`
-    finite steps in a row and halves on an overflow, within its bounds; a fixed one never changes.
+    finite steps in a row and halves on an overflow, within its bounds; a fixed one never changes. Shards are looked at as
+    plain tensors, which torch learnt after 2.4. `agree` is called with the 0-d flag of an overflow, to set it to the largest
+    among the processes of a run.
     """
 
     def __init__(
@@ -136,59 +140,61 @@ class LossScaler:
         self.is_dynamic = factor == "dynamic"
         self._lowest, self._highest = spec.min_loss_scale, spec.max_loss_scale
         first = self._bounded(spec.initial_loss_scale) if isinstance(factor, str) else float(factor)
-        self._scaler = _AgreeingGradScaler(device_type, first, spec.steps_per_increase, agree)
+        super().__init__(device_type, init_scale=first, growth_interval=spec.steps_per_increase)
+        self._agree = agree
         self._num_skipped_before = 0
         self._skipped: Tensor | None = None
 
     def _bounded(self, scale: float) -> float:
         return max(self._lowest, scale if self._highest is None else min(self._highest, scale))
 
-    def scale(self, loss: Tensor) -> Tensor:
-        scaled: Tensor = self._scaler.scale(loss)
-        return scaled
+    @property
+    def _factor(self) -> Tensor:
+        assert self._scale is not None
+        return self._scale
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Takes the factor out of the gradients; needed only where they are read before `step`."""
         try:
-            self._scaler.unscale_(optimizer)
+            super().unscale_(optimizer)
         except ValueError as error:  # torch refuses gradients that are float16 themselves
             raise UserError(
                 f"the loss cannot be scaled: {error}",
                 "Keep the weights in float32; mixed precision casts where it is safe.",
             ) from error
 
-    def step(self, optimizer: torch.optim.Optimizer) -> None:
+    def step(self, optimizer: torch.optim.Optimizer) -> None:  # type: ignore[override]
         """Steps, unless a gradient is not finite."""
-        if not self._scaler.is_unscaled(optimizer):
+        if self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
             self.unscale_(optimizer)
         found = self.found(optimizer)
-        self._scaler.step(optimizer)
+        super().step(optimizer)
         self._skipped = found if self._skipped is None else self._skipped + found
 
-    def update(self) -> None:
+    def update(self) -> None:  # type: ignore[override]
         """Ends a step; the factor of the next one is settled without waiting for the device."""
         if not self.is_dynamic:
-            self._scaler.update(new_scale=self._scaler.scale_tensor)
+            super().update(new_scale=self._factor)
             return
-        self._scaler.update()
-        self._scaler.scale_tensor.clamp_(min=self._lowest, max=self._highest)
+        super().update()
+        self._factor.clamp_(min=self._lowest, max=self._highest)
 
     def inverse(self) -> Tensor:
         """What `unscale_` multiplies gradients by in this step, on the device."""
-        return self._scaler.scale_tensor.double().reciprocal().float()
+        return self._factor.double().reciprocal().float()
 
     def found(self, optimizer: torch.optim.Optimizer) -> Tensor:
         """1 where `unscale_` found a gradient that is not finite, else 0; on the device."""
-        flag = self._scaler.found(optimizer)
-        if flag is None:
+        flags = list(self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
+        if not flags:
             raise UserError(
                 "no parameter got a gradient.", "Look for .detach(), .item() or torch.no_grad() in the model."
             )
-        return flag
+        return torch.stack([flag.to(self._factor.device) for flag in flags]).amax()
 
     def current_scale(self) -> float:
         """The factor; reading it waits for the device."""
-        return float(self._scaler.get_scale())
+        return float(self.get_scale())
 
     @property
     def num_skipped(self) -> int:
@@ -199,7 +205,7 @@ class LossScaler:
         return {
             "dynamic": self.is_dynamic,
             "scale": self.current_scale(),
-            "finite_steps": self._scaler.num_finite_steps(),
+            "finite_steps": int(self._get_growth_tracker()),
             "num_skipped": self.num_skipped,
         }
 
@@ -214,41 +220,8 @@ class LossScaler:
             ) from error
         self._num_skipped_before, self._skipped = num_skipped, None
         if self.is_dynamic and was_dynamic:
-            self._scaler.set_to(self._bounded(scale), num_finite)
-
-
-class _AgreeingGradScaler(GradScaler):
-    """GradScaler that looks at shards as plain tensors, and lets the processes that share them agree.
-
-    Torch learnt to do so for shards after 2.4; `agree` replaces the flag of an overflow by the largest one.
-    """
-
-    def __init__(
-        self, device_type: str, scale: float, steps_per_increase: int, agree: Callable[[Tensor], None] | None
-    ) -> None:
-        super().__init__(device_type, init_scale=scale, growth_interval=steps_per_increase)
-        self._agree = agree
-
-    @property
-    def scale_tensor(self) -> Tensor:
-        assert self._scale is not None
-        return self._scale
-
-    def is_unscaled(self, optimizer: torch.optim.Optimizer) -> bool:
-        return self._per_optimizer_states[id(optimizer)]["stage"] is not OptState.READY
-
-    def found(self, optimizer: torch.optim.Optimizer) -> Tensor | None:
-        """1 where a gradient is not finite, else 0; None where there was no gradient."""
-        flags = list(self._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
-        if not flags:
-            return None
-        return torch.stack([flag.to(self.scale_tensor.device) for flag in flags]).amax()
-
-    def num_finite_steps(self) -> int:
-        return int(self._get_growth_tracker())
-
-    def set_to(self, scale: float, num_finite_steps: int) -> None:
-        self.load_state_dict({**self.state_dict(), "scale": scale, "_growth_tracker": num_finite_steps})
+            own = {**super().state_dict(), "scale": self._bounded(scale), "_growth_tracker": num_finite}
+            super().load_state_dict(own)
 
     def _unscale_grads_(
         self, optimizer: torch.optim.Optimizer, inv_scale: Tensor, found_inf: Tensor, allow_fp16: bool

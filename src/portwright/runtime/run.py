@@ -66,14 +66,7 @@ class Parts:
     extra_args_parser_fn: Any
 
     def check(self) -> None:
-        for name in (
-            "model_fn",
-            "train_data_fn",
-            "eval_data_fn",
-            "default_params_fn",
-            "extra_args_parser_fn",
-        ):
-            value = getattr(self, name)
+        for name, value in vars(self).items():
             if not callable(value) and (value is not None or name == "model_fn"):
                 raise UserError(f"run() got {name}={value!r}.", "Pass a function or a class.")
 

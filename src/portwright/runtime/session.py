@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
@@ -21,13 +21,11 @@ from portwright.runtime.distribute import (
     Strategy,
     choose_strategy,
     distribute,
-    gather_whole,
     shard_like,
     sync_batchnorm,
 )
 from portwright.runtime.inputs import Inputs, explaining
-from portwright.runtime.loss_watch import MOST_UNREAD, LossWatch
-from portwright.runtime.non_finite import explain_non_finite
+from portwright.runtime.non_finite import MOST_UNREAD, LossWatch, explain_non_finite
 from portwright.runtime.optimizers import (
     clip_gradients,
     gradient_norm,
@@ -36,12 +34,11 @@ from portwright.runtime.optimizers import (
     optimizer_state,
 )
 from portwright.runtime.precision import make_loss_scaler, resolve_precision
+from portwright.runtime.shards import whole
 from portwright.runtime.world import World
 from portwright.target import Event, JobSpec, Shard, Stretch
 from portwright.watching.random_states import capture_rng, restore_rng, seed_all, untouched_rng
 from portwright.watching.trees import make_mover, name_outputs
-
-Watch = TypeVar("Watch", bound=LossWatch)
 
 
 class TorchSession:
@@ -131,14 +128,14 @@ class TorchSession:
         self._num_samples = 0
         self._set_learning_rate(0)
         assert self._optimizer is not None
-        self._watch = self._watch_losses(LossWatch, self._optimizer)
+        self._watch = self._watch_losses(self._optimizer)
 
     # Called with the flag of an overflow, where other processes hold gradients too.
     _agree_on_overflow: Callable[[torch.Tensor], None] | None = None
 
-    def _watch_losses(self, kind: type[Watch], optimizer: torch.optim.Optimizer) -> Watch:
+    def _watch_losses(self, optimizer: torch.optim.Optimizer) -> LossWatch:
         checks = self._job.params.runconfig.check_loss_values
-        return kind(self._device, self._world, optimizer, checks=checks, scales=self._scaler is not None)
+        return LossWatch(self._device, self._world, optimizer, checks=checks, scales=self._scaler is not None)
 
     @contextmanager
     def _explaining(self, loader: ResumableLoader | None) -> Iterator[None]:
@@ -434,15 +431,23 @@ class TorchSession:
         yield from self._snapshot.take(self._named_state())
 
     def _named_state(self) -> Iterator[tuple[str, torch.Tensor]]:
-        for name, value in self._module.net.state_dict().items():
-            if isinstance(value, torch.Tensor):
-                yield f"model/{name}", gather_whole(value)
+        for name, tensor in self._model_tensors():
+            yield f"model/{name}", tensor
         if self._optimizer is not None:
-            for name, tensor in optimizer_state(self._optimizer, self._parameter_names()):
+            for name, tensor in self._optimizer_tensors(self._optimizer):
                 yield f"optimizer/{name}", tensor
         for rank, generators in enumerate(self._world.gather(capture_rng(self._device))):
             for name, tensor in generators.items():
                 yield f"rng/{rank}/{name}", tensor
+
+    def _model_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Whole weights and buffers, by name."""
+        for name, value in self._own_weights().items():
+            yield name, whole(value)
+
+    def _optimizer_tensors(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, torch.Tensor]]:
+        """The whole state of the optimizer, by `<parameter name>/<state name>`."""
+        return optimizer_state(optimizer, self._parameter_names())
 
     def _parameter_names(self) -> dict[torch.Tensor, str]:
         return {parameter: name for name, parameter in self._module.net.named_parameters()}
@@ -466,18 +471,22 @@ class TorchSession:
             if kind == "model":
                 self._load_weight(name, own[name], shard.tensor)
             elif kind == "optimizer":
-                optimizer.append((name, self._own_part(name, shard.tensor)))
+                part = self._own_part(name, shard.tensor)
+                if part is not None:
+                    optimizer.append((name, part))
             elif kind == "rng":
                 rank, _, generator = name.partition("/")
                 if rank == str(self._world.rank):
                     generators[generator] = shard.tensor
         if counters is None or self._optimizer is None:
             return
+        self._go_on_from(counters, optimizer, generators, self._difference(counters))
+
+    def _difference(self, counters: Mapping[str, Any]) -> str | None:
+        """How the run of a checkpoint differed, where its random states do not fit this one."""
         if counters.get("world_size", 1) == self._world.size:
-            self._go_on_from(counters, optimizer, generators, None)
-        else:
-            other = f"of {counters['world_size']} process(es) and this run has {self._world.size}"
-            self._go_on_from(counters, optimizer, {}, other)
+            return None
+        return f"of {counters['world_size']} process(es) and this run has {self._world.size}"
 
     def _own_weights(self) -> dict[str, torch.Tensor]:
         state = self._module.net.state_dict()
@@ -507,12 +516,12 @@ class TorchSession:
                 f"the checkpoint is {other_run}: random draws such as dropout will differ from the undisturbed run."
             )
 
-    def _load_weight(self, name: str, own: torch.Tensor, whole: torch.Tensor) -> None:
+    def _load_weight(self, name: str, own: torch.Tensor, stored: torch.Tensor) -> None:
         with torch.no_grad():
-            own.copy_(shard_like(whole, own))
+            own.copy_(shard_like(stored, own))
 
-    def _own_part(self, name: str, state: torch.Tensor) -> torch.Tensor:
-        """What this process keeps of a whole tensor of the optimizer's state, before all of them are in memory."""
+    def _own_part(self, name: str, state: torch.Tensor) -> torch.Tensor | None:
+        """What this process keeps of a whole tensor of the optimizer's state, before all of them are in memory; None: nothing."""
         return state
 
     def close(self) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 from portwright.base_model import LossModule, PyTorchBaseModel
 from portwright.errors import UserError
 from portwright.job.execution import StreamingSection
+from portwright.patched import patched
 from portwright.runtime.construct import stored_tensors
 from portwright.runtime.inputs import Inputs
 from portwright.runtime.precision import Precision
@@ -21,8 +22,6 @@ from portwright.runtime.world import World
 from portwright.target import JobSpec
 from portwright.watching.random_states import untouched_rng
 from portwright.watching.trees import make_mover
-
-_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ def capture_step(
             lambda: module,
             batch if move is None else move(batch),
             trains=trains,
-            casts=_casts(precision),
+            casts=nullcontext() if precision.half is None else torch.autocast("cpu", dtype=precision.half),
             optimizer=name,
             fuses_attention=True,
         )
@@ -165,24 +164,12 @@ def _streamed_layer(
     return StreamedLayer(forward, backward, sent * num_passes, gradient * num_passes, updated, on_disk)
 
 
-@contextmanager
-def _taking_host_for_device(module: LossModule) -> Iterator[None]:
+def _taking_host_for_device(module: LossModule) -> AbstractContextManager[None]:
     """A user's model that moves batches to its `device` finds its weights there: under capture all are on the host."""
     user = module.__dict__["user_model"]
     device = None if isinstance(user, torch.nn.Module) else getattr(user, "device", None)
-    if not isinstance(device, torch.device):
-        yield
-        return
-    user.device = torch.device("cpu")
-    try:
-        yield
-    finally:
-        user.device = device
-
-
-def _casts(precision: Precision) -> AbstractContextManager[Any]:
-    dtype = _HALF.get(precision.name)
-    return nullcontext() if dtype is None else torch.autocast("cpu", dtype=dtype)
+    is_settable = isinstance(device, torch.device)
+    return patched(user, "device", torch.device("cpu")) if is_settable else nullcontext()
 
 
 def _first_batch(job: JobSpec, name: str, device: torch.device, world: World) -> Any:

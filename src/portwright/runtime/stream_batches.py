@@ -48,16 +48,12 @@ class BatchStream:
             self._maker = BatchMaker(job, worker=0, num_workers=self._num_workers)
         return InputChannel(self._pool, name, self._num_workers, self._maker)
 
-    def report(self) -> list[dict[str, Any]]:
-        return workers_of(self._pool.counts())
-
     def values(self) -> dict[str, float]:
         """What is logged about the workers beside a step."""
         return values_of(self._pool.counts())
 
     def finish(self, outcome: Outcome) -> None:
-        workers = self.report()
-        outcome.more["workers"] = workers
+        outcome.more["workers"] = workers = workers_of(self._pool.counts())
         outcome.lines.extend(lines_of(workers))
 
     def close(self, is_stopped: Callable[[], bool]) -> None:

@@ -260,9 +260,10 @@ class Trainer:
     def is_stopped(self) -> bool:
         return self._signals.requested
 
-    def at_step(self, step: int) -> None:
-        self._step = step
-        self._outcome.step = step
+    def take_weights(self, loaded: LoadedCheckpoint) -> None:
+        """Takes the weights of a checkpoint, to be read and not trained."""
+        self._session.load_state(loaded.shards, None)
+        self._step = self._outcome.step = loaded.step
 
     def _open_log(self, kind: str) -> RunLog:
         step = self._step if kind == "train" else None

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from concurrent import futures
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from portwright.errors import ExitStatus, PortwrightError, UserError
 from portwright.stream import protocol
-from portwright.stream.results import Answer, DeadlyOrderError, Incoming, WorkFailed
+from portwright.stream.protocol import Answer, DeadlyOrderError, Incoming, WorkFailed
 from portwright.stream.schedule import Order, Run, Schedule, Seat
-from portwright.stream.serving import DaemonThreads, Server
 from portwright.stream.wire import Parts, gather
 
 import grpc  # type: ignore[import-untyped]  # isort: skip  (after protocol, which says how gRPC is to behave)
@@ -89,10 +92,6 @@ class Pool:
         note: Callable[[str], None],
         patience: float = 30.0,
     ) -> None:
-        if not key:
-            raise UserError(
-                "The key of the stream is empty.", "Give all tasks of the job the same random string."
-            )
         self._key = key
         self._expected = expected
         self._note = note
@@ -116,9 +115,23 @@ class Pool:
         open at once, such as training's and evaluation's; closing one drops its outstanding orders. A failure on a
         worker is raised as WorkFailed when it is that order's turn.
         """
-        if window < 1:
-            raise UserError(f"A window of {window} orders lets none go out.", "Give 1 or more.")
-        return self._deliver(iter(orders), window, fallback)
+        with self._changed:
+            run = self._schedule.open_run()
+        source = _Source(orders)
+        try:
+            self._draw(run, source, window)
+            while run.tasks:
+                result = self._wait_for_first(run, fallback)
+                if isinstance(result, WorkFailed):
+                    raise result
+                self._draw(run, source, window)  # the workers go on while the caller is busy with this one
+                yield result
+                del result  # memory that the caller drops is free while we wait for the next
+            if source.error is not None:
+                raise source.error
+        finally:
+            with self._changed:
+                self._schedule.close_run(run)
 
     def counts(self) -> list[WorkerCount]:
         """What each worker has delivered; a worker that comes back under its name keeps its count."""
@@ -147,27 +160,6 @@ class Pool:
         self.close()
 
     # The caller's thread
-
-    def _deliver(
-        self, orders: Iterator[Order], window: int, fallback: Callable[[bytes], Parts] | None
-    ) -> Iterator[memoryview]:
-        with self._changed:
-            run = self._schedule.open_run()
-        source = _Source(orders)
-        try:
-            self._draw(run, source, window)
-            while run.tasks:
-                result = self._wait_for_first(run, fallback)
-                if isinstance(result, WorkFailed):
-                    raise result
-                self._draw(run, source, window)  # the workers go on while the caller is busy with this one
-                yield result
-                del result  # memory that the caller drops is free while we wait for the next
-            if source.error is not None:
-                raise source.error
-        finally:
-            with self._changed:
-                self._schedule.close_run(run)
 
     def _draw(self, run: _Run, source: _Source, window: int) -> None:
         while len(run.tasks) < window and (order := source.draw()) is not None:
@@ -367,3 +359,90 @@ class _Source:
             self.error = error
         self._orders = None
         return None
+
+
+Serve = Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
+
+
+class Server:
+    """Serves `serve` at `address`, in a thread a stream, until `stop`."""
+
+    def __init__(self, address: str, serve: Serve, threads: DaemonThreads) -> None:
+        host, port = protocol.split_address(address)
+        self._threads = threads
+        self._server = grpc.server(threads, options=protocol.SERVER_OPTIONS)
+        _, service, method = protocol.METHOD.split("/")
+        handlers = {method: grpc.stream_stream_rpc_method_handler(serve)}
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        self.address = f"{host}:{_bind(self._server, host, port)}"
+        before = set(threading.enumerate())
+        self._server.start()
+        self._threads.adopt(set(threading.enumerate()) - before)
+        self._unregister = _stop_at_exit(self._server, threads)
+
+    def stop(self, grace_seconds: float) -> None:
+        """Takes no new streams, and gives those that there are some time to end."""
+        self._unregister()
+        self._server.stop(grace_seconds).wait(2 * grace_seconds)
+        self._threads.join()
+
+
+def _bind(server: grpc.Server, host: str, port: int) -> int:
+    """Listens on all interfaces, unless the host is a loopback's: a node's own name often means one that others do not reach."""
+    is_loopback = host in ("localhost", "[::1]") or host.startswith("127.")
+    for name in [host] if is_loopback else ["[::]", "0.0.0.0"]:
+        try:
+            bound = server.add_insecure_port(f"{name}:{port}")
+        except RuntimeError:
+            continue
+        if bound:  # older versions of gRPC give 0 where newer ones raise
+            return int(bound)
+    raise UserError(
+        f"Cannot listen on port {port} of {host}: it is taken, or not allowed here.", "Choose another port."
+    )
+
+
+class DaemonThreads(futures.Executor):
+    """A thread a call, none of which keeps the interpreter from ending as those of a ThreadPoolExecutor do."""
+
+    def __init__(self) -> None:
+        self._threads: list[threading.Thread] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> futures.Future[Any]:
+        future: futures.Future[Any] = futures.Future()
+
+        def work() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        thread = threading.Thread(target=work, name="stream", daemon=True)
+        self.adopt([thread])
+        thread.start()
+        return future
+
+    def adopt(self, threads: Iterable[threading.Thread]) -> None:
+        """`join` waits for these threads too; threads that have ended are forgotten."""
+        self._threads = [each for each in self._threads if each.is_alive() or each.ident is None]
+        self._threads += threads
+
+    def join(self) -> None:
+        """Waits for all, a second at most: one that is in gRPC's code while the interpreter ends can abort the process."""
+        deadline = time.monotonic() + 1.0
+        for thread in list(self._threads):
+            if thread.ident is not None:
+                thread.join(max(0.0, deadline - time.monotonic()))
+
+
+def _stop_at_exit(server: grpc.Server, threads: DaemonThreads) -> Callable[[], None]:
+    """Stops the server when the interpreter ends: streams that are still open end without a goodbye."""
+    reference = weakref.ref(server)
+
+    def stop() -> None:
+        if (alive := reference()) is not None:
+            alive.stop(None).wait(1.0)
+            threads.join()
+
+    atexit.register(stop)
+    return lambda: atexit.unregister(stop)

@@ -30,13 +30,7 @@ MAGIC = b"PWbatch\x01"
 PREFIX = struct.Struct("<8sQII8x")
 MAX_DEPTH = 64
 PLAIN_DTYPE = re.compile(r"[<>|](?:b1|[iu][1248]|f[248]|c(?:8|16)|[mM]8(?:\[[0-9A-Za-z/]{1,12}\])?)")
-PLAIN_TYPES = {
-    type(None),
-    bool,
-    str,
-    float,
-}  # which JSON says as they are; integers too, while they are short
-SMALL_INT = 1 << 63
+PLAIN_TYPES = {type(None), bool, str, float, int}  # which JSON says as they are
 
 
 class DamagedError(PortwrightError):
@@ -138,15 +132,13 @@ class _Writer:
 
     def encode(self, value: Any, where: str, depth: int) -> Any:
         kind = type(value)
-        if kind in PLAIN_TYPES or (kind is int and -SMALL_INT <= value < SMALL_INT):
+        if kind in PLAIN_TYPES:
             return value
         if depth > MAX_DEPTH:
             raise UserError(
                 f"The batch is nested more than {MAX_DEPTH} deep at {where[:80]}.",
                 "A list that contains itself cannot be sent; return a flat dict or tuple of arrays.",
             )
-        if kind is int:
-            return ["i", hex(value)]
         if kind is complex:
             return ["c", value.real, value.imag]
         if kind is bytes or kind is bytearray:
@@ -227,12 +219,10 @@ class _Reader:
         if depth > MAX_DEPTH:
             raise DamagedError("nested too deep")
         tag, *rest = node
-        if tag == "l":
+        if tag in ("l", "u"):
             (items,) = rest
-            return [self.decode(item, depth + 1) for item in items]
-        if tag == "u":
-            (items,) = rest
-            return tuple(self.decode(item, depth + 1) for item in items)
+            decoded = [self.decode(item, depth + 1) for item in items]
+            return decoded if tag == "l" else tuple(decoded)
         if tag in ("d", "o"):
             (pairs,) = rest
             kind = dict if tag == "d" else OrderedDict
@@ -252,9 +242,6 @@ class _Reader:
             (num_bytes,) = rest
             taken = self._take(_count([num_bytes]))
             return bytes(taken) if tag == "b" else bytearray(taken)
-        if tag == "i":
-            (digits,) = rest
-            return int(digits, 16)
         if tag == "c":
             real, imaginary = rest
             return complex(float(real), float(imaginary))

@@ -58,10 +58,6 @@ def work(
     `handle` gives the parts of a result, whose memory must stay as it is until it is sent. What it raises is raised at the
     coordinator. A connection that breaks is made again, within seconds; `wait_seconds` bounds the wait for the first.
     """
-    if not key:
-        raise UserError(
-            "The key of the stream is empty.", "Give all tasks of the job the same random string."
-        )
     protocol.split_address(address)
     before = set(threading.enumerate())
     try:

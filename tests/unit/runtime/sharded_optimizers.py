@@ -15,7 +15,6 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from portwright.job.optimizer import OPTIMIZERS, OptimizerParams, optimizer_schema
-from portwright.runtime.extra_optimizers.shards import DTensor, distribute_tensor
 from portwright.runtime.optimizers import (
     clip_gradients,
     load_optimizer_state,
@@ -23,6 +22,7 @@ from portwright.runtime.optimizers import (
     optimizer_state,
 )
 from portwright.runtime.precision import make_loss_scaler
+from portwright.runtime.shards import DTensor, distribute_tensor
 
 try:
     from torch.distributed.tensor import Shard

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from portwright.runtime import checkpoint_snapshot
+from portwright.runtime import checkpoint_writer
 from portwright.runtime.checkpoint import CheckpointWriter, HostSnapshot, read_checkpoint
 
 
@@ -81,7 +81,7 @@ def test_other_tensors_than_before() -> None:
 
 
 def test_many_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoint_snapshot, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(checkpoint_writer, "_BLOCK_BYTES", 1000)
     source = [(str(index), torch.randn(index * 7 % 400)) for index in range(60)]
     snapshot = HostSnapshot()
     for _ in range(3):

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from portwright.runtime.extra_optimizers import Adafactor, Lamb, Lion, Muon
-from portwright.runtime.extra_optimizers.muon import orthogonalize, step_size
+from portwright.runtime.extra_optimizers import Adafactor, Lamb, Lion, Muon, orthogonalize, step_size
 
 SHAPES = [(4, 3), (5,), (2, 3, 4), ()]
 

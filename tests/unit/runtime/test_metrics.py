@@ -35,7 +35,7 @@ from portwright.runtime.metrics import (
     registered_metrics,
     reset_all_metrics,
 )
-from portwright.runtime.metrics.rouge_score import longest_common_subsequence
+from portwright.runtime.metrics.text import longest_common_subsequence
 
 
 @pytest.fixture(autouse=True)

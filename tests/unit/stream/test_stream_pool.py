@@ -157,11 +157,6 @@ def test_an_error_of_the_orders_comes_after_all_before_it(pool: Pool) -> None:
         next(results)
 
 
-def test_a_window_below_one_is_refused(pool: Pool) -> None:
-    with pytest.raises(UserError, match="window of 0"):
-        pool.map(iter([]), 0, None)
-
-
 def test_lanes_stay_with_their_worker(pool: Pool) -> None:
     asked = (order(n, n + 1, lane=n % 3, sleep=0.003) for n in range(90))
     names: dict[int, list[str]] = {}
@@ -239,13 +234,6 @@ def test_an_address_that_is_none_is_refused(address: str) -> None:
         Pool(address, KEY, expected=1, note=lambda line: None)
     with pytest.raises(UserError, match="host:port"):
         work(address, KEY, "w", handle, note=lambda line: None, wait_seconds=0)
-
-
-def test_an_empty_key_is_refused_on_both_sides() -> None:
-    with pytest.raises(UserError, match="key"):
-        Pool("127.0.0.1:0", "", expected=1, note=lambda line: None)
-    with pytest.raises(UserError, match="key"):
-        work("127.0.0.1:1", "", "w", handle, note=lambda line: None)
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "no-such-host.invalid:2000"])

@@ -19,7 +19,7 @@ from portwright.discover import find_targets, get_target
 from portwright.errors import UnsupportedError, UserError
 from portwright.job.target_list import describe_targets
 from portwright.runtime.backend import TorchBackend
-from portwright.runtime.metrics.batches import as_tensor
+from portwright.runtime.metrics.base import as_tensor
 from portwright.runtime.plugin import PluginSession
 from portwright.runtime.precision import resolve_precision
 from portwright.runtime.world import Launch

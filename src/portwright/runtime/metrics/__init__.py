@@ -17,8 +17,7 @@ from portwright.runtime.metrics.class_counts import (
     MatthewsCorrelationCoefficientMetric,
     MeanIOUMetric,
 )
-from portwright.runtime.metrics.rouge_score import RougeScoreMetric
-from portwright.runtime.metrics.token_loss import BitsPerXMetric, PerplexityMetric
+from portwright.runtime.metrics.text import BitsPerXMetric, PerplexityMetric, RougeScoreMetric
 
 __all__ = [
     "AccuracyMetric",

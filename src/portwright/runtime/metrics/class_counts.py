@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from portwright.errors import UserError, suggest
-from portwright.runtime.metrics.base import Metric, Sums
-from portwright.runtime.metrics.batches import SUM_DTYPE, pair_up, spread
+from portwright.runtime.metrics.base import SUM_DTYPE, Metric, Sums, pair_up, spread
 
 AVERAGE_TYPES = ("micro", "macro", "binary")
 

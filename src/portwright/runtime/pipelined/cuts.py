@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import operator
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 from portwright.errors import UserError, suggest
@@ -159,31 +161,43 @@ def _balance(
         pairs = sorted(sorted(pairs, key=lambda pair: pair[1])[:kept])
     places = [0, *(position for position, _ in pairs), len(total) - 1]
     sent = [0, *(size for _, size in pairs), 0]
-    num_places = len(places)
-    infinite = float("inf")
-    # The least work of the busiest stage when the first `stage` stages end at place p.
-    best = [[infinite] * num_places for _ in range(num_stages + 1)]
-    best[0][0] = 0.0
+
+    def work(before: int, place: int) -> float:
+        return total[places[place]] - total[places[before]]
+
+    least, _ = _cheapest(len(places), num_stages, max, work)
+    bound = least * _TOLERANCE
+    _, ends = _cheapest(
+        len(places),
+        num_stages,
+        operator.add,
+        lambda before, place: sent[place] if work(before, place) <= bound else math.inf,
+    )
+    return [places[place] for place in ends]
+
+
+def _cheapest(
+    num_places: int,
+    num_stages: int,
+    join: Callable[[float, float], float],
+    cost: Callable[[int, int], float],
+) -> tuple[float, list[int]]:
+    """The least cost of stages that reach from the first place to the last, and the places between them.
+
+    `cost` is that of a stage between two places, and `join` makes one cost of several.
+    """
+    best = {0: 0.0}  # the least cost of the stages so far, by the place where they end
+    came: list[dict[int, int]] = []  # where the last of them begins
     for stage in range(1, num_stages + 1):
+        reached: dict[int, float] = {}
+        came.append({})
         for place in range(stage, num_places):
-            best[stage][place] = min(
-                max(best[stage - 1][before], total[places[place]] - total[places[before]])
-                for before in range(stage - 1, place)
-            )
-    bound = best[num_stages][num_places - 1] * _TOLERANCE
-    bytes_to = [[infinite] * num_places for _ in range(num_stages + 1)]
-    came = [[-1] * num_places for _ in range(num_stages + 1)]
-    bytes_to[0][0] = 0
-    for stage in range(1, num_stages + 1):
-        for place in range(stage, num_places):
-            for before in range(stage - 1, place):
-                if total[places[place]] - total[places[before]] > bound:
-                    continue
-                cost = bytes_to[stage - 1][before] + sent[place]
-                if cost < bytes_to[stage][place]:
-                    bytes_to[stage][place], came[stage][place] = cost, before
-    chosen, place = [], num_places - 1
-    for stage in range(num_stages, 1, -1):
-        place = came[stage][place]
-        chosen.append(places[place])
-    return chosen[::-1]
+            costs = {before: join(best[before], cost(before, place)) for before in best if before < place}
+            came[-1][place] = min(costs, key=costs.__getitem__)
+            reached[place] = costs[came[-1][place]]
+        best = reached
+    ends, place = [], num_places - 1
+    for begins in came[:0:-1]:
+        place = begins[place]
+        ends.append(place)
+    return best[num_places - 1], ends[::-1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,10 +10,9 @@ import torch.distributed as dist
 from torch import nn
 
 from portwright.runtime.optimizers import optimizer_state
-from portwright.runtime.pipelined.layout import Groups, Layout
+from portwright.runtime.pipelined.schedules import Groups, Layout
 from portwright.runtime.pipelined.weights import all_weights, named_weights
 from portwright.runtime.world import World
-from portwright.target import Shard
 
 Named = tuple[str, torch.Tensor]
 _BUCKET_BYTES = 64 << 20
@@ -41,6 +40,13 @@ class Holding:
     def home_of(self, name: str) -> int:
         """The process whose copy of a weight is saved: the first of its holders, in the first copy of the model."""
         return self._layout.rank_of(self.positions_of[self.first_name_of[name]][0], replica=0)
+
+    def parameter_of(self, label: str) -> str:
+        """A parameter's own name has no slash in it; the name of its state may be anything."""
+        name = label.rpartition("/")[0]
+        while name and name not in self.first_name_of:
+            name = name.rpartition("/")[0]
+        return name
 
     def drop_others(self, device: torch.device) -> None:
         """Moves what is held to the device, and leaves of the rest only its shape."""
@@ -122,12 +128,13 @@ def _buckets(parameters: Sequence[nn.Parameter]) -> Iterator[list[nn.Parameter]]
         yield bucket
 
 
-def gather_model(net: nn.Module, holding: Holding, world: World, group: dist.ProcessGroup) -> Iterator[Named]:
+def gather_model(
+    own: Mapping[str, torch.Tensor], holding: Holding, world: World, group: dist.ProcessGroup
+) -> Iterator[Named]:
     """Every tensor of the model; on other processes than the first, one that is not held is a shape without data."""
-    for name, value in net.state_dict().items():
-        if isinstance(value, torch.Tensor):
-            home = holding.home_of(name) if name in holding.first_name_of else 0
-            yield name, _bring(value, home, world, group)
+    for name, value in own.items():
+        home = holding.home_of(name) if name in holding.first_name_of else 0
+        yield name, _bring(value, home, world, group)
 
 
 def gather_optimizer(
@@ -141,7 +148,7 @@ def gather_optimizer(
     own = [
         (label, tensor)
         for label, tensor in optimizer_state(optimizer, names)
-        if holding.home_of(_parameter_of(label, holding)) == world.rank
+        if holding.home_of(holding.parameter_of(label)) == world.rank
     ]
     described = world.gather([(label, tuple(tensor.shape), tensor.dtype) for label, tensor in own])
     tensors = dict(own)
@@ -149,38 +156,6 @@ def gather_optimizer(
         for label, shape, dtype in items:
             value = tensors[label] if rank == world.rank else torch.empty(shape, dtype=dtype, device="meta")
             yield label, _bring(value, rank, world, group)
-
-
-def take_held(
-    shards: Iterable[Shard], own: Mapping[str, torch.Tensor], holding: Holding, rank: int
-) -> tuple[list[Named], dict[str, torch.Tensor]]:
-    """Puts the weights that are held here in their places; gives the optimizer's state of them, and this process's draws."""
-    optimizer: list[Named] = []
-    generators: dict[str, torch.Tensor] = {}
-    for shard in shards:
-        kind, _, name = shard.name.partition("/")
-        if kind == "model":
-            if not own[name].is_meta:
-                with torch.no_grad():
-                    own[name].copy_(shard.tensor)
-        elif kind == "optimizer":
-            parameter = _parameter_of(name, holding)
-            # one of no parameter at all is for the optimizer to refuse
-            if not parameter or holding.is_held(parameter):
-                optimizer.append((name, shard.tensor))
-        elif kind == "rng":
-            owner, _, generator = name.partition("/")
-            if owner == str(rank):
-                generators[generator] = shard.tensor
-    return optimizer, generators
-
-
-def _parameter_of(label: str, holding: Holding) -> str:
-    """A parameter's own name has no slash in it; the name of its state may be anything."""
-    name = label.rpartition("/")[0]
-    while name and name not in holding.first_name_of:
-        name = name.rpartition("/")[0]
-    return name
 
 
 def _bring(value: torch.Tensor, home: int, world: World, group: dist.ProcessGroup) -> torch.Tensor:

@@ -12,9 +12,8 @@ import numpy as np
 import torch
 
 from portwright.errors import UserError
-from portwright.runtime.pipelined.layout import Layout
-from portwright.runtime.pipelined.schedules import accepts
-from portwright.watching.trees import walk_tensors
+from portwright.runtime.pipelined.schedules import Layout, accepts
+from portwright.watching.trees import parts_of, walk_tensors, with_parts
 
 _MICRO_BATCHES_PER_STAGE = 4  # micro-batches: a pipeline of many stages is busy for 4/5 of the time
 # Types without tensors, whose text tells two values apart.
@@ -89,21 +88,14 @@ def _rows(batch: Any, num_samples: int, start: int, size: int) -> Any:
     """The batch with some of its samples alone: tensors, arrays and lists that have an item for each sample are cut."""
 
     def rows(item: Any) -> Any:
-        if isinstance(item, torch.Tensor):
-            return item.narrow(0, start, size) if item.ndim and len(item) == num_samples else item
-        if isinstance(item, np.ndarray):
-            return item[start : start + size] if item.ndim and len(item) == num_samples else item
-        if isinstance(item, Mapping):
-            mapped = {key: rows(value) for key, value in item.items()}
-            return mapped if type(item) is dict else type(item)(mapped)  # type: ignore[call-arg]
-        if isinstance(item, tuple) and hasattr(item, "_fields"):
-            return type(item)(*(rows(value) for value in item))
-        if isinstance(item, tuple | list):
-            # A pair (x, y) of tensors with a row for each of two samples is no list of samples; two names or two boxes are.
-            if len(item) == num_samples and not any(_has_rows(value, num_samples) for value in item):
-                return type(item)(item[start : start + size])
-            return type(item)(rows(value) for value in item)
-        return item
+        if isinstance(item, torch.Tensor | np.ndarray):
+            return item[start : start + size] if _has_rows(item, num_samples) else item
+        parts = parts_of(item)
+        # A pair (x, y) of tensors with a row for each of two samples is no list of samples; two names or two boxes are.
+        is_list = isinstance(item, tuple | list) and not hasattr(item, "_fields")
+        if is_list and len(item) == num_samples and not any(_has_rows(i, num_samples) for i in item):
+            return type(item)(item[start : start + size])
+        return with_parts(item, {key: rows(part) for key, part in parts.items()})
 
     return rows(batch)
 
@@ -111,11 +103,9 @@ def _rows(batch: Any, num_samples: int, start: int, size: int) -> Any:
 def _has_rows(item: Any, num_samples: int) -> bool:
     if isinstance(item, torch.Tensor | np.ndarray):
         return bool(item.ndim) and len(item) == num_samples
-    if isinstance(item, Mapping):
-        return any(_has_rows(value, num_samples) for value in item.values())
-    if isinstance(item, tuple | list):
-        return len(item) == num_samples or any(_has_rows(value, num_samples) for value in item)
-    return False
+    if isinstance(item, tuple | list) and len(item) == num_samples:
+        return True
+    return any(_has_rows(part, num_samples) for part in parts_of(item).values())
 
 
 def signature_of(batch: Any) -> tuple[Any, ...]:

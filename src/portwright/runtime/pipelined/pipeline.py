@@ -18,12 +18,24 @@ from portwright.runtime.non_finite import is_finite
 from portwright.runtime.pipelined.agreement import Found, blame_layer
 from portwright.runtime.pipelined.cuts import choose_cuts, locate
 from portwright.runtime.pipelined.holding import Holding
-from portwright.runtime.pipelined.layout import Groups, Layout
 from portwright.runtime.pipelined.micro_batches import signature_of
-from portwright.runtime.pipelined.program import Look, Program, make_programs
+from portwright.runtime.pipelined.program import (
+    Look,
+    Program,
+    check_same,
+    check_steps,
+    check_weights,
+    make_programs,
+)
 from portwright.runtime.pipelined.recorder import record
-from portwright.runtime.pipelined.replay import check_same, check_steps, check_weights
-from portwright.runtime.pipelined.schedules import SPLITS_BACKWARD, StageModule, make_schedule, make_stage
+from portwright.runtime.pipelined.schedules import (
+    SPLITS_BACKWARD,
+    Groups,
+    Layout,
+    StageModule,
+    make_schedule,
+    make_stage,
+)
 from portwright.runtime.pipelined.tape import Place, Tape
 from portwright.runtime.pipelined.user_code import USER_MODEL
 from portwright.runtime.pipelined.weights import StandIns, weights_of

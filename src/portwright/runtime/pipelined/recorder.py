@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import functools
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -195,41 +196,30 @@ class ModuleWatch:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        call_module, apply = nn.Module.__call__, torch.autograd.Function.__dict__["apply"]
+        call_module, apply = nn.Module.__call__, torch.autograd.Function.__dict__["apply"].__func__
         checkpoint = torch.utils.checkpoint
         watch = self
 
         def watched(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             path = watch._paths.get(id(module))
-            if watch._opaque:
-                return call_module(module, *args, **kwargs)
-            if isinstance(module, torch.jit.ScriptModule):
-                return watch._run_opaque(
-                    module, args, kwargs, lambda *given, **named: call_module(module, *given, **named)
-                )
-            if path is None:
-                return call_module(module, *args, **kwargs)
-            return watch._run_span(path, module, args, kwargs, call_module)
+            if not watch._opaque:
+                if isinstance(module, torch.jit.ScriptModule):
+                    return watch._run_opaque(module, args, kwargs, functools.partial(call_module, module))
+                if path is not None:
+                    return watch._run_span(path, module, args, kwargs, call_module)
+            return call_module(module, *args, **kwargs)
 
         def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
             if watch._opaque:
-                return apply.__func__(cls, *args, **kwargs)
+                return apply(cls, *args, **kwargs)
             if cls is checkpoint.CheckpointFunction:
-                watch._checkpoints += 1
-                try:
+                with watch._in_checkpoint():
                     return args[0](*args[2:])
-                finally:
-                    watch._checkpoints -= 1
-            return watch._run_opaque(
-                _Apply(cls), args, kwargs, lambda *given, **named: apply.__func__(cls, *given, **named)
-            )
+            return watch._run_opaque(_Apply(cls), args, kwargs, functools.partial(apply, cls))
 
         def checkpointed(*args: Any, **kwargs: Any) -> Iterator[None]:
-            watch._checkpoints += 1
-            try:
+            with watch._in_checkpoint():
                 yield
-            finally:
-                watch._checkpoints -= 1
 
         with ExitStack() as stack:
             stack.enter_context(patched(nn.Module, "__call__", watched))
@@ -238,6 +228,14 @@ class ModuleWatch:
             for metric in registered_metrics():
                 stack.enter_context(patched(metric, "update", self._note_metric(metric)))
             yield
+
+    @contextmanager
+    def _in_checkpoint(self) -> Iterator[None]:
+        self._checkpoints += 1
+        try:
+            yield
+        finally:
+            self._checkpoints -= 1
 
     def _run_span(
         self, path: str, module: nn.Module, args: Any, kwargs: Any, call_module: Callable[..., Any]

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
 from portwright.errors import UserError
+from portwright.patched import patched
 from portwright.runtime.pipelined.user_code import user_line
 from portwright.runtime.pipelined.weights import StandIns
 
@@ -55,10 +57,7 @@ class Value:
 
     @property
     def num_bytes(self) -> int:
-        count = 1
-        for size in self.shape:
-            count *= size
-        return count * self.dtype.itemsize
+        return math.prod(self.shape) * self.dtype.itemsize
 
 
 @dataclass(slots=True)
@@ -176,22 +175,17 @@ class Costs(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.work = 0.0
         self._per_byte = _OPERATIONS_A_BYTE.get(device.type, 100.0)
-        self._is_paused = False
+        self.is_paused = False
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        self._is_paused = True
-        try:
-            yield
-        finally:
-            self._is_paused = False
+    def paused(self) -> AbstractContextManager[None]:
+        return patched(self, "is_paused", True)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if self._is_paused or func.is_view:
+        if self.is_paused or func.is_view:
             return result
         count = flop_registry.get(func.overloadpacket)
         if count is not None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,53 +41,38 @@ class DeviceCap:
     """On a CPU: raises DeviceMemoryError where a step would keep more than `limit_bytes` in its device's memory.
 
     Inside `with cap:` every storage that an operation of this thread makes counts until it dies, backward and
-    recomputation included; views and operations in place make none. What lived before does not count, unless `take` or
-    `adopt` says so. Memory that an operation uses and gives back while it runs is not seen.
+    recomputation included; views and operations in place make none. What lived before does not count, unless `take` says
+    so. Memory that an operation uses and gives back while it runs is not seen.
     """
 
     def __init__(self, limit_bytes: int | None) -> None:
         self.limit_bytes = limit_bytes  # None: only counts
-        self.peak = 0
-        self.peak_by_label: dict[str, int] = {}
-        self._by_label: dict[str, int] = {}
         self._total = 0
+        self._taken: Counter[str] = Counter()
         self._made: dict[int, _Made] = {}
-        self._dead: deque[tuple[int, _Made]] = deque()  # finalizers run anywhere, even inside our own lock
-        self._lock = threading.RLock()
+        self._dead: deque[tuple[int, _Made]] = deque()  # filled by finalizers, which run in any thread
         self._layers: list[str] = []
         self._watches: list[_Watch] = []
 
     @property
     def held(self) -> int:
         """Bytes that count now."""
-        with self._lock:
-            self._uncount_dead()
-            return self._total
+        self._uncount_dead()
+        return self._total
 
     @property
-    def held_by_label(self) -> dict[str, int]:
-        with self._lock:
-            self._uncount_dead()
-            return {label: num_bytes for label, num_bytes in self._by_label.items() if num_bytes}
+    def held_by_label(self) -> Counter[str]:
+        self._uncount_dead()
+        held = self._taken.copy()
+        for made in self._made.values():
+            held[made.label] += made.num_bytes
+        return held
 
     def take(self, label: str, num_bytes: int) -> None:
-        """Counts memory under a name until it is given back; raises before the limit is exceeded."""
-        with self._lock:
-            self._check(num_bytes, label)
-            self._add(label, num_bytes)
-
-    def give_back(self, label: str, num_bytes: int) -> None:
-        with self._lock:
-            if self._by_label.get(label, 0) < num_bytes:
-                held = self._by_label.get(label, 0)
-                raise ValueError(f"'{label}' holds {held} bytes and gives back {num_bytes}")
-            self._add(label, -num_bytes)
-
-    def adopt(self, label: str, *tensors: Tensor) -> None:
-        """Counts tensors that were made outside the block, until they die; a tensor that counts already keeps its label."""
-        for tensor in tensors:
-            for storage in _storages(tensor):
-                self._count(storage, label, label)
+        """Counts memory under a name; raises before the limit is exceeded."""
+        self._check(num_bytes, label)
+        self._total += num_bytes
+        self._taken[label] += num_bytes
 
     @contextmanager
     def within(self, layer: str) -> Iterator[None]:
@@ -99,19 +83,6 @@ class DeviceCap:
         finally:
             self._layers.pop()
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Memory allocated inside is host memory and does not count."""
-        watch = self._watches[-1] if self._watches else None
-        before = watch.is_paused if watch else False
-        if watch:
-            watch.is_paused = True
-        try:
-            yield
-        finally:
-            if watch:
-                watch.is_paused = before
-
     def __enter__(self) -> DeviceCap:
         watch = _Watch(self)
         watch.__enter__()  # type: ignore[no-untyped-call]
@@ -121,42 +92,24 @@ class DeviceCap:
     def __exit__(self, *failure: Any) -> None:
         self._watches.pop().__exit__(*failure)  # type: ignore[no-untyped-call]
 
-    def reset_peak(self) -> None:
-        with self._lock:
-            self._uncount_dead()
-            self.peak, self.peak_by_label = self._total, self.held_by_label
-
-    def _count(self, storage: torch.UntypedStorage, by: str, label: str | None = None) -> None:
-        """A storage that an operation returned: new, grown or shrunk."""
-        with self._lock:
-            self._uncount_dead()
-            key, num_bytes = storage._cdata, storage.nbytes()
-            known = self._made.get(key)
-            if known is None:
-                label = label or (self._layers[-1] if self._layers else STEP)
-                known = self._made[key] = _Made(weakref.ref(storage), 0, label)
-                weakref.finalize(storage, self._dead.append, (key, known)).atexit = False
-            grown = num_bytes - known.num_bytes
-            known.num_bytes = num_bytes
-            self._total += grown
-            self._by_label[known.label] = self._by_label.get(known.label, 0) + grown
-            self._check(0, by, (known.label, grown))
-            self._note_peak()
-
-    def _knows(self, storage: torch.UntypedStorage) -> bool:
-        with self._lock:
-            self._uncount_dead()
-            return storage._cdata in self._made
-
-    def _add(self, label: str, num_bytes: int) -> None:
+    def knows(self, storage: torch.UntypedStorage) -> bool:
         self._uncount_dead()
-        self._total += num_bytes
-        self._by_label[label] = self._by_label.get(label, 0) + num_bytes
-        self._note_peak()
+        return storage._cdata in self._made
 
-    def _note_peak(self) -> None:
-        if self._total > self.peak:
-            self.peak, self.peak_by_label = self._total, {k: v for k, v in self._by_label.items() if v}
+    def count(self, storage: torch.UntypedStorage, by: str) -> None:
+        """A storage that an operation returned: new, grown or shrunk."""
+        self._uncount_dead()
+        key, num_bytes = storage._cdata, storage.nbytes()
+        made = self._made.get(key)
+        if made is None:
+            made = self._made[key] = _Made(
+                weakref.ref(storage), 0, self._layers[-1] if self._layers else STEP
+            )
+            weakref.finalize(storage, self._dead.append, (key, made)).atexit = False
+        grown = num_bytes - made.num_bytes
+        made.num_bytes = num_bytes
+        self._total += grown
+        self._check(0, by, (made.label, grown))
 
     def _uncount_dead(self) -> None:
         while self._dead:
@@ -164,7 +117,6 @@ class DeviceCap:
             if self._made.get(key) is made:
                 del self._made[key]
             self._total -= made.num_bytes
-            self._by_label[made.label] -= made.num_bytes
 
     def _measure_again(self) -> None:
         """Measures storages anew, which code may have resized; called only before an error."""
@@ -174,7 +126,6 @@ class DeviceCap:
                 change = storage.nbytes() - made.num_bytes
                 made.num_bytes += change
                 self._total += change
-                self._by_label[made.label] += change
 
     def _check(self, more: int, by: str, counted: tuple[str, int] | None = None) -> None:
         """Raises where `more` does not fit; `counted` is the request, where it counts already."""
@@ -188,7 +139,7 @@ class DeviceCap:
         asked = more
         if counted is not None:
             label, asked = counted
-            held[label] = held.get(label, 0) - asked
+            held[label] -= asked
         before = self._total + more - asked
         holders = sorted(((k, v) for k, v in held.items() if v > 0), key=lambda pair: -pair[1])
         if len(holders) > _MOST_HOLDERS:
@@ -211,7 +162,6 @@ class _Watch(TorchDispatchMode):
     def __init__(self, cap: DeviceCap) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._cap = cap
-        self.is_paused = False
 
     def __torch_dispatch__(
         self,
@@ -222,50 +172,37 @@ class _Watch(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if self.is_paused:
-            return result
         # torch.tensor makes its storage unseen and only then passes it through here.
         is_fresh = func is torch.ops.aten.lift_fresh.default
         old: set[int] | None = None
-        for tensor in tree_leaves(result):
-            if not isinstance(tensor, Tensor):
-                continue
-            for storage in _storages(tensor):
-                if not is_fresh and not self._cap._knows(storage):
-                    if old is None:
-                        old = {
-                            each._cdata
-                            for given in tree_leaves((args, kwargs))
-                            if isinstance(given, Tensor)
-                            for each in _storages(given)
-                        }
-                    if storage._cdata in old:
-                        continue  # a view of what lived before
-                self._cap._count(storage, _name(func))
+        for storage in _storages(result):
+            if not is_fresh and not self._cap.knows(storage):
+                if old is None:
+                    old = {each._cdata for each in _storages((args, kwargs))}
+                if storage._cdata in old:
+                    continue  # a view of what lived before
+            self._cap.count(storage, str(func).removesuffix(".default"))
         return result
 
 
-def _name(func: Callable[..., Any]) -> str:
-    return str(func).removesuffix(".default")
+# Of sparse tensors, by layout. oneDNN's own blocks have no storage to look at.
+_PARTS: dict[torch.layout, tuple[str, ...]] = {
+    torch.sparse_coo: ("_indices", "_values"),
+    torch.sparse_csr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_bsr: ("crow_indices", "col_indices", "values"),
+    torch.sparse_csc: ("ccol_indices", "row_indices", "values"),
+    torch.sparse_bsc: ("ccol_indices", "row_indices", "values"),
+}
 
 
-def _storages(tensor: Tensor) -> list[torch.UntypedStorage]:
-    """The storages of a tensor in the CPU's memory; sparse tensors have several."""
-    if tensor.device.type != "cpu":
-        return []
-    if tensor.layout is torch.sparse_coo:
-        return [part.untyped_storage() for part in (tensor._indices(), tensor._values())]
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [
-            part.untyped_storage() for part in (tensor.crow_indices(), tensor.col_indices(), tensor.values())
-        ]
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [
-            part.untyped_storage() for part in (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
-        ]
-    if tensor.layout is not torch.strided:
-        return []  # oneDNN's own blocks have no storage to look at
-    return [tensor.untyped_storage()]
+def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:
+    """The storages of tensors in the CPU's memory; a sparse tensor has several."""
+    for tensor in tree_leaves(tree):
+        if isinstance(tensor, Tensor) and tensor.device.type == "cpu":
+            if tensor.layout is torch.strided:
+                yield tensor.untyped_storage()
+            for part in _PARTS.get(tensor.layout, ()):
+                yield getattr(tensor, part)().untyped_storage()
 
 
 def cap_cuda(device: torch.device, num_bytes: int | None) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from portwright.runtime.streaming.lanes import DONE, Lanes, Mark
-from portwright.runtime.streaming.native_update import NativeUpdate
+from portwright.runtime.streaming.unit_update import NativeUpdate
 from portwright.runtime.streaming.updates import Rates
 
 CHUNK = 4 << 20  # elements that are on the device at once, in each of the chunks in flight

@@ -23,19 +23,27 @@ from portwright.runtime.streaming.host_store import HostStore
 from portwright.runtime.streaming.lanes import DONE, Lanes, Mark
 from portwright.runtime.streaming.layers import find_layers
 from portwright.runtime.streaming.native.adam import NativeAdam, load_native
-from portwright.runtime.streaming.native_update import NativeUpdate, bind_to_own_cores, is_native
 from portwright.runtime.streaming.offload import OffloadedActivations
-from portwright.runtime.streaming.placing import (
+from portwright.runtime.streaming.recompute import refuse_kept_graph, without
+from portwright.runtime.streaming.staging import Staging
+from portwright.runtime.streaming.unit import (
+    Entry,
+    Unit,
+    make_units,
     move_rest,
     move_to_store,
     plan_training,
     plan_weights,
     updated_on_device,
 )
-from portwright.runtime.streaming.recompute import refuse_kept_graph, without
-from portwright.runtime.streaming.staging import Staging
-from portwright.runtime.streaming.torch_update import TorchUpdate, check_separable, part_of
-from portwright.runtime.streaming.unit import Entry, Unit, make_units
+from portwright.runtime.streaming.unit_update import (
+    NativeUpdate,
+    TorchUpdate,
+    bind_to_own_cores,
+    check_separable,
+    is_native,
+    part_of,
+)
 from portwright.runtime.streaming.updates import (
     Step,
     UnitUpdate,

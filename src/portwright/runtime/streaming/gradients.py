@@ -12,7 +12,7 @@ from torch import Tensor
 
 from portwright.errors import UserError
 from portwright.runtime.streaming.lanes import DONE, Lanes, Mark
-from portwright.runtime.streaming.unit import ALIGN_BYTES, Unit
+from portwright.runtime.streaming.unit import Unit, aligned
 
 # host bytes, device bytes; in the current lane, and when the host has them
 CopyDown = Callable[[Tensor, Tensor], Mark]
@@ -27,14 +27,14 @@ class GradientLayout:
         self.num_bytes = 0
         for entry in self._entries:
             self.starts.append(self.num_bytes)
-            self.num_bytes += -(-entry.num_bytes // ALIGN_BYTES) * ALIGN_BYTES
+            self.num_bytes += aligned(entry.num_bytes)
 
     def runs(self, positions: list[int]) -> list[tuple[int, int]]:
         """The bytes of these gradients, neighbours together."""
         found: list[tuple[int, int]] = []
         for position in positions:
             first = self.starts[position]
-            last = first + -(-self._entries[position].num_bytes // ALIGN_BYTES) * ALIGN_BYTES
+            last = first + aligned(self._entries[position].num_bytes)
             if found and found[-1][1] == first:
                 found[-1] = (found[-1][0], last)
             else:

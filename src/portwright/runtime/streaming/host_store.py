@@ -1,4 +1,7 @@
-"""Where a streamed model's arrays live on the host: memory, pinned while the budget lasts, or files on a fast disk."""
+"""Where a streamed model's arrays live on the host: memory, pinned while the budget lasts, or files on a fast disk.
+
+Pinned memory is registered with CUDA, so that the GPU copies from and to it by itself.
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,19 @@ from bisect import bisect_right
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from portwright.errors import UserError
+from portwright.job.execution import StreamingSection
 from portwright.job.sizes import show_bytes
 from portwright.runtime.streaming.disk_array import DiskArray, ask_disk_for, check_folder, lies_in_memory
 from portwright.runtime.streaming.host_memory import HostMemoryError, ask_for, read_host_memory
-from portwright.runtime.streaming.pinning import CudaPinner, Pinner, explain_refusal
 
-# Zeroes an array, with the threads that will use it: the first touch places its pages.
-Touch = Callable[[Tensor], Any]
 Kind = Literal["weights", "gradients", "state", "undo", "staging", "activations"]
 
 # What is copied most often is pinned first.
@@ -37,16 +39,6 @@ _CURES = (
     "Set runconfig.streaming.store to a folder on a fast disk, halve the optimizer's state with "
     "runconfig.streaming.state_dtype: bf16, use an optimizer with less state, or a machine with more memory."
 )
-
-
-class StoreOptions(Protocol):
-    """The keys of runconfig.streaming that a store reads."""
-
-    @property
-    def store(self) -> str | None: ...
-
-    @property
-    def pinned_memory(self) -> int | None: ...
 
 
 @dataclass
@@ -77,15 +69,14 @@ class HostStore:
 
     def __init__(
         self,
-        options: StoreOptions,
+        options: StreamingSection,
         device: torch.device,
         note: Callable[[str], None],
         *,
         num_sharers: int = 1,  # processes of this run on this machine, which all ask at the same time
-        touch: Touch = Tensor.zero_,
         cudart: Any = None,
     ) -> None:
-        self.note, self._touch = note, touch
+        self.note = note
         self._folder = None if options.store is None else Path(options.store).expanduser()
         if self._folder is not None:
             check_folder(self._folder)
@@ -96,7 +87,7 @@ class HostStore:
         self.used: dict[Kind, Used] = {}
         self._planned: dict[Kind, int] = {}
         self._lock = threading.RLock()
-        self._pinner: Pinner | None = None
+        self._pinner: CudaPinner | None = None
         self.pinned_budget = 0
         if device.type == "cuda":
             self._pinner = CudaPinner(device, cudart)
@@ -115,9 +106,6 @@ class HostStore:
 
         What is planned is also pinned in order of use, whatever order the arrays are asked for in.
         """
-        unknown = set(needed) - set(_PIN_ORDER)
-        if unknown:
-            raise ValueError(f"kinds {sorted(unknown)}; kinds: {', '.join(_PIN_ORDER)}")
         self._ask(needed)
         self._planned = dict(needed)
 
@@ -131,10 +119,6 @@ class HostStore:
 
     def array(self, name: str, num_bytes: int, kind: Kind, pin: bool = True) -> Tensor:
         """Flat zeroed bytes, aligned to a page; `name` is for messages. `pin` False: never pinned, even if copies use it."""
-        if num_bytes < 0 or kind not in _PIN_ORDER:
-            raise ValueError(
-                f"an array of {num_bytes} bytes of kind {kind!r}; kinds: {', '.join(_PIN_ORDER)}"
-            )
         if not self._release.alive:
             raise RuntimeError(f"the store is closed and makes no array '{name}'")
         if num_bytes == 0:
@@ -156,15 +140,11 @@ class HostStore:
 
     def prefetch(self, array: Tensor) -> None:
         """Begins to read an array, or a view of one, from the disk; returns at once."""
-        region = self._regions.find(array)
-        if region is not None and region.disk is not None:
-            self._regions.do_read(region.disk.read_ahead, array.data_ptr() - region.start, array.nbytes)
+        self._regions.begin(DiskArray.read_ahead, array)
 
     def written(self, array: Tensor) -> None:
         """Begins to write an array, or a view of one, back to the disk; returns at once."""
-        region = self._regions.find(array)
-        if region is not None and region.disk is not None:
-            self._regions.do_write(region.disk.write_back, array.data_ptr() - region.start, array.nbytes)
+        self._regions.begin(DiskArray.write_back, array)
 
     def describe(self) -> str:
         """For the log: what lies where."""
@@ -187,8 +167,7 @@ class HostStore:
         disk = DiskArray(folder, num_bytes, f"the array '{name}'")
         array = torch.frombuffer(disk.mapping, dtype=torch.uint8)  # reserved blocks read as zero
         self._regions.add(_Region(array.data_ptr(), num_bytes, disk.mapping, False, disk))
-        self._used(kind).disk_bytes += num_bytes
-        self._count_off(kind, num_bytes)
+        self._used(kind, num_bytes).disk_bytes += num_bytes
         return array
 
     def _in_memory(self, name: str, num_bytes: int, kind: Kind, pin: bool) -> Tensor:
@@ -209,13 +188,12 @@ class HostStore:
                 mapping.madvise(mmap.MADV_HUGEPAGE)
         # A storage of its own that begins at the page: torch asks CUDA about the storage's start, not about the tensor's.
         array = torch.frombuffer(mapping, dtype=torch.uint8, count=num_bytes, offset=skip)
-        self._touch(array)
+        array.zero_()
         is_pinned = pin and self._pin(array, mapped_bytes, kind, mapping)
         self._regions.add(_Region(array.data_ptr(), num_bytes, mapping, is_pinned, None))
-        used = self._used(kind)
+        used = self._used(kind, num_bytes)
         used.ram_bytes += num_bytes
         used.pinned_bytes += num_bytes if is_pinned else 0
-        self._count_off(kind, num_bytes)
         return array
 
     def _pin(self, array: Tensor, mapped_bytes: int, kind: Kind, mapping: mmap.mmap) -> bool:
@@ -254,60 +232,51 @@ class HostStore:
     def _lies_in_memory(self, kind: Kind) -> bool:
         return self._folder is None or kind not in _ON_DISK
 
-    def _used(self, kind: Kind) -> Used:
-        return self.used.setdefault(kind, Used())
-
-    def _count_off(self, kind: Kind, num_bytes: int) -> None:
+    def _used(self, kind: Kind, num_bytes: int) -> Used:
+        """What is counted of a kind; so many bytes more are made of what was planned."""
         if kind in self._planned:
             self._planned[kind] = max(0, self._planned[kind] - num_bytes)
+        return self.used.setdefault(kind, Used())
 
 
 def _listed(needed: Mapping[Kind, int]) -> str:
     return ", ".join(f"{kind} {show_bytes(size)}" for kind, size in needed.items() if size)
 
 
-def _start(region: _Region) -> int:
-    return region.start
-
-
 class _Regions:
     """The regions that a store has made, apart from it, so that they can be released when the store is gone."""
 
-    def __init__(self, pinner: Pinner | None) -> None:
+    def __init__(self, pinner: CudaPinner | None) -> None:
         self._pinner = pinner
         self._regions: list[_Region] = []
-        self._readers: ThreadPoolExecutor | None = None
-        self._writers: ThreadPoolExecutor | None = None
+        self._threads: dict[Any, ThreadPoolExecutor] = {}  # one for each kind of work on the disk
         self._process = os.getpid()
 
     def add(self, region: _Region) -> None:
         # A new list, so that `find` in another thread sees the old one or the new one.
-        self._regions = sorted([*self._regions, region], key=_start)
+        self._regions = sorted([*self._regions, region], key=attrgetter("start"))
 
     def find(self, array: Tensor) -> _Region | None:
         regions = self._regions
-        place = bisect_right(regions, array.data_ptr(), key=_start) - 1
+        place = bisect_right(regions, array.data_ptr(), key=attrgetter("start")) - 1
         if place < 0 or array.device.type != "cpu":
             return None
         region = regions[place]
         return region if array.data_ptr() < region.start + region.num_bytes else None
 
-    def do_read(self, work: Callable[[int, int], None], start: int, num_bytes: int) -> None:
-        if self._readers is None:
-            self._readers = ThreadPoolExecutor(1, "portwright-read-ahead")
-        self._readers.submit(work, start, num_bytes)
-
-    def do_write(self, work: Callable[[int, int], None], start: int, num_bytes: int) -> None:
-        if self._writers is None:
-            self._writers = ThreadPoolExecutor(1, "portwright-write-back")
-        self._writers.submit(work, start, num_bytes)
+    def begin(self, work: Callable[[DiskArray, int, int], None], array: Tensor) -> None:
+        """Has a thread do it to the array's part of its file; nothing where it is in memory."""
+        region = self.find(array)
+        if region is not None and region.disk is not None:
+            if work not in self._threads:
+                self._threads[work] = ThreadPoolExecutor(1, f"portwright-{work.__name__}")
+            self._threads[work].submit(work, region.disk, array.data_ptr() - region.start, array.nbytes)
 
     def release(self) -> None:
         if os.getpid() != self._process:  # a forked child: the registration is its parent's
             return
-        for executor in (self._readers, self._writers):
-            if executor is not None:
-                executor.shutdown(wait=True, cancel_futures=True)
+        for executor in self._threads.values():
+            executor.shutdown(wait=True, cancel_futures=True)
         pinned = [region for region in self._regions if region.is_pinned]
         if self._pinner is not None and pinned:
             self._pinner.finish()
@@ -317,3 +286,60 @@ class _Regions:
             if region.disk is not None:
                 region.disk.close()
         self._regions = []
+
+
+class CudaPinner:
+    """cudaHostRegister; `cudart` is torch's binding of the CUDA runtime unless a test brings its own."""
+
+    def __init__(self, device: torch.device, cudart: Any = None) -> None:
+        self._device = device
+        self._is_real = cudart is None
+        self._cudart = torch.cuda.cudart() if cudart is None else cudart  # type: ignore[no-untyped-call]
+
+    def pin(self, address: int, num_bytes: int) -> str | None:
+        portable = 1  # cudaHostRegisterPortable: for every device of the process
+        return self._reason(self._cudart.cudaHostRegister(address, num_bytes, portable))
+
+    def unpin(self, address: int) -> str | None:
+        return self._reason(self._cudart.cudaHostUnregister(address))
+
+    def finish(self) -> None:
+        if self._is_real:
+            # A failed device has no copies under way, and its error was raised where it was used.
+            with contextlib.suppress(RuntimeError):
+                torch.cuda.synchronize(self._device)
+
+    def _reason(self, status: Any) -> str | None:
+        code = int(status)
+        if code == 0:
+            return None
+        if self._is_real:
+            # CUDA remembers the failure and torch would raise it at the next kernel launch, whatever that is: take it
+            # off here, with a launch of our own. An error that broke the device comes back at the next call anyway.
+            with contextlib.suppress(RuntimeError):
+                torch.empty(1, device=self._device).fill_(1)
+        text = getattr(self._cudart, "cudaGetErrorString", lambda status: "")(status)
+        return f"{text} (CUDA error {code})" if text else f"CUDA error {code}"
+
+
+def explain_refusal(num_bytes: int, reason: str, pinned_bytes: int) -> str:
+    """The line for the log, with the limit of locked memory where there is one."""
+    limit = _locked_limit()
+    ulimit = (
+        f"; this process may lock {show_bytes(limit)} (raise it with `ulimit -l unlimited`, or memlock in the container)"
+        if limit is not None
+        else ""
+    )
+    return (
+        f"pinned memory refused: {show_bytes(num_bytes)} more after {show_bytes(pinned_bytes)}: {reason}{ulimit}. Arrays are "
+        "not pinned from here on, which is as correct and slower. runconfig.streaming.pinned_memory sets how much to try."
+    )
+
+
+def _locked_limit() -> int | None:
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft

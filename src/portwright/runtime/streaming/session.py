@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -14,7 +14,6 @@ from portwright.base_model import split_loss
 from portwright.errors import UserError
 from portwright.job.execution import StreamingSection
 from portwright.runtime.checkpoint import HostSnapshot
-from portwright.runtime.loss_watch import LossWatch
 from portwright.runtime.session import TorchSession
 from portwright.runtime.streaming.device_cap import DeviceCap, cap_cuda, explain_out_of_memory
 from portwright.runtime.streaming.engine import Streaming
@@ -23,7 +22,6 @@ from portwright.runtime.world import World
 from portwright.target import JobSpec, Shard
 
 _MOST_COPIED = 0.5  # share of the free host memory that a copy of the state may take
-HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class StreamingSession(TorchSession):
@@ -69,9 +67,13 @@ class StreamingSession(TorchSession):
             self._autocast = functools.partial(autocast, cache_enabled=False)
 
     def _make_engine(self, options: StreamingSection, *, may_update_here: bool) -> Streaming:
-        half = HALF.get(self._precision.name)
         return Streaming(
-            self._module.net, self._device, options, self._note, half=half, may_update_here=may_update_here
+            self._module.net,
+            self._device,
+            options,
+            self._note,
+            half=self._precision.half,
+            may_update_here=may_update_here,
         )
 
     @property
@@ -100,9 +102,8 @@ class StreamingSession(TorchSession):
             for label, num_bytes in self._engine.device_bytes.items():
                 self._cap.take(label, num_bytes)
         self._note(self._engine.describe())
-        watch = self._watch_losses(_Watch, self._rest)
-        watch.wait = self._engine.wait
-        self._watch = watch
+        self._watch = self._watch_losses(self._rest)
+        self._watch.settle = self._engine.wait
         if self._watch.checks and not self._watch.reads_at_once:  # else it is read before backward
             self._forward = self._telling(self._forward)
 
@@ -272,18 +273,6 @@ class StreamingSession(TorchSession):
             super().close()
         finally:
             self._engine.close()
-
-
-class _Watch(LossWatch):
-    """Checks the weights once the last step's updates are done, separately on the host and on the device."""
-
-    wait: Callable[[], None]
-
-    def check_weights(self, step: int, named: Sequence[tuple[str, Tensor]]) -> None:
-        if self.checks:
-            self.wait()
-        for on_host in (True, False):
-            super().check_weights(step, [pair for pair in named if (pair[1].device.type == "cpu") == on_host])
 
 
 def _any_not_finite(norms: Iterable[Tensor]) -> Tensor | None:

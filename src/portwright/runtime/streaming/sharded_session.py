@@ -11,13 +11,12 @@ from torch import Tensor, nn
 from portwright.errors import UserError
 from portwright.job.execution import StreamingSection
 from portwright.runtime.distribute import Strategy, choose_strategy, sync_batchnorm
-from portwright.runtime.optimizer_state import UNTOUCHED, optimizer_state
+from portwright.runtime.optimizer_state import UNTOUCHED
 from portwright.runtime.streaming.engine import Streaming
-from portwright.runtime.streaming.session import HALF, StreamingSession
+from portwright.runtime.streaming.session import StreamingSession
 from portwright.runtime.streaming.sharded import Ranks
 from portwright.runtime.streaming.sharded_engine import ShardedStreaming
 from portwright.target import Shard
-from portwright.watching.random_states import capture_rng
 
 
 class ShardedStreamingSession(StreamingSession):
@@ -46,7 +45,7 @@ class ShardedStreamingSession(StreamingSession):
             options,
             self._note,
             self._ranks,
-            half=HALF.get(self._precision.name),
+            half=self._precision.half,
         )
 
     def _open_training(self) -> None:
@@ -84,28 +83,22 @@ class ShardedStreamingSession(StreamingSession):
     def state(self) -> Iterator[Shard]:
         """Whole tensors, one after the other: a process that does not keep them holds one at a time."""
         self._engine.wait()
-        yield from self._whole_weights()
-        if self._optimizer is not None:
-            yield from self._whole_optimizer(self._optimizer)
-        for rank, generators in enumerate(self._world.gather(capture_rng(self._device))):
-            for name, tensor in generators.items():
-                yield Shard(f"rng/{rank}/{name}", tensor)
+        for name, tensor in self._named_state():
+            yield Shard(name, tensor)
 
-    def _whole_weights(self) -> Iterator[Shard]:
+    def _model_tensors(self) -> Iterator[tuple[str, Tensor]]:
         weights = dict(self._module.net.named_parameters(remove_duplicate=False))
-        for name, value in self._module.net.state_dict().items():
-            if not isinstance(value, Tensor):
-                continue
+        for name, value in self._own_weights().items():
             weight = weights.get(name)
             if weight is not None and weight in self._engine.shards:
-                yield Shard(f"model/{name}", self._engine.whole(weight, self._engine.shards[weight][0]))
+                yield name, self._engine.whole(weight, self._engine.shards[weight][0])
             else:
-                yield Shard(f"model/{name}", _copied(value))
+                yield name, _copied(value)
 
-    def _whole_optimizer(self, optimizer: torch.optim.Optimizer) -> Iterator[Shard]:
+    def _optimizer_tensors(self, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, Tensor]]:
         """A process that has no element of a weight may have no state of it either, so they tell each other what there is."""
         own: dict[str, dict[str, Tensor]] = {}
-        for label, value in optimizer_state(optimizer, self._parameter_names()):
+        for label, value in super()._optimizer_tensors(optimizer):
             name, _, key = label.rpartition("/")
             own.setdefault(name, {})[key] = value
         masters = self._masters()
@@ -121,7 +114,7 @@ class ShardedStreamingSession(StreamingSession):
         for name, state in own.items():
             if name not in masters:
                 for key, value in state.items():
-                    yield Shard(f"optimizer/{name}/{key}", _copied(value))
+                    yield f"{name}/{key}", _copied(value)
                 continue
             kinds = max((states[name] for states in told), key=lambda kinds: len(kinds.keys() - {UNTOUCHED}))
             for key, (dtype, number) in kinds.items():
@@ -130,7 +123,7 @@ class ShardedStreamingSession(StreamingSession):
                     whole = self._engine.whole(masters[name], part)
                 else:
                     whole = torch.tensor(number, dtype=dtype)
-                yield Shard(f"optimizer/{name}/{key}", whole)
+                yield f"{name}/{key}", whole
 
     def _masters(self) -> dict[str, nn.Parameter]:
         """Weights that are split, by name."""
@@ -146,13 +139,13 @@ class ShardedStreamingSession(StreamingSession):
         self._split = dict(self._module.net.named_parameters(remove_duplicate=False))
         super().load_state(*args, **kwargs)
 
-    def _load_weight(self, name: str, own: Tensor, whole: Tensor) -> None:
+    def _load_weight(self, name: str, own: Tensor, stored: Tensor) -> None:
         weight = self._split.get(name)
         if weight is None or weight not in self._engine.shards:
-            super()._load_weight(name, own, whole)
+            super()._load_weight(name, own, stored)
             return
         with torch.no_grad():
-            self._engine.shards[weight][0].copy_(self._engine.own_part(weight, whole))
+            self._engine.shards[weight][0].copy_(self._engine.own_part(weight, stored))
 
     def _own_part(self, name: str, state: Tensor) -> Tensor:
         weight = self._split.get(name.rpartition("/")[0])

@@ -189,15 +189,15 @@ class Updates:
 
     def wait_idle(self) -> None:
         """Returns when every update that was asked for is done."""
-        with self._work:
-            self._work.wait_for(lambda: self._failure is not None or self._num_open == 0)
-            if self._failure is not None:
-                raise self._failure
+        self._wait_for(lambda: self._num_open == 0)
 
     def wait_arrived(self) -> None:
         """Returns when no gradient is on its way; updates may wait for a verdict."""
+        self._wait_for(lambda: not self._jobs and not self._is_busy)
+
+    def _wait_for(self, is_so: Callable[[], bool]) -> None:
         with self._work:
-            self._work.wait_for(lambda: self._failure is not None or (not self._jobs and not self._is_busy))
+            self._work.wait_for(lambda: self._failure is not None or is_so())
             if self._failure is not None:
                 raise self._failure
 
@@ -293,9 +293,7 @@ class Updates:
         for job in step.speculated + step.waiting:
             self._over(job)
         step.speculated, step.waiting = [], []
-        with self._work:
-            self._num_open -= 1
-            self._work.notify_all()
+        self._close_one()
 
     def _judge(self, step: Step) -> None:
         if step.is_abandoned:
@@ -371,6 +369,9 @@ class Updates:
             if job.is_last:
                 self._accumulated.pop(delivery.unit, None)
                 delivery.unit.updated(delivery.unit.wanted_version)
+        self._close_one()
+
+    def _close_one(self) -> None:
         with self._work:
             self._num_open -= 1
             self._work.notify_all()

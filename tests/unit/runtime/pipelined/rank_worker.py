@@ -22,10 +22,9 @@ from portwright.base_model import LossModule
 from portwright.errors import PortwrightError
 from portwright.job.params import load_params
 from portwright.runtime import metrics
+from portwright.runtime.backend import _session_class
 from portwright.runtime.pipelined.recorder import record
-from portwright.runtime.pipelined.session import PipelinedSession
 from portwright.runtime.pipelined.weights import StandIns
-from portwright.runtime.session import TorchSession
 from portwright.runtime.world import Launch, World
 from portwright.target import JobSpec, Shard, Stretch
 
@@ -55,7 +54,7 @@ def play(scenario: dict[str, Any], folder: Path, launch: Launch) -> dict[str, An
     notes: list[str] = []
     job = make_job(scenario, folder)
     world = World(launch, "cpu", None, f"file://{folder}/meet")
-    kind = PipelinedSession if scenario.get("pipelined", True) else TorchSession
+    kind = _session_class("pipelined" if scenario.get("pipelined", True) else "resident", world.size)
     result: dict[str, Any] = {"notes": notes}
     try:
         session = kind(job, torch.device("cpu"), world, notes.append)

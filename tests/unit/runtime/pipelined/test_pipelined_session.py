@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from portwright.errors import UserError
-from portwright.runtime.pipelined.layout import Layout, make_layout
+from portwright.runtime.pipelined.schedules import Layout, make_layout
 
 Results = list[dict[str, Any]]
 # 20 samples in batches of 8: the last batch of an epoch has 4.

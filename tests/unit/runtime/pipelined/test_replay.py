@@ -13,8 +13,8 @@ from torch import nn
 
 from portwright.base_model import LossModule
 from portwright.errors import UserError
-from portwright.runtime.pipelined.layout import Layout
 from portwright.runtime.pipelined.pipeline import Pipeline
+from portwright.runtime.pipelined.schedules import Layout
 
 CPU = torch.device("cpu")
 COUNT = [0]

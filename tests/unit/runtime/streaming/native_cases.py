@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from portwright.runtime.streaming.native import NativeAdam, load_native
+from portwright.runtime.streaming.native.adam import NativeAdam, load_native
 
 USUAL: dict[str, Any] = {
     "lr": 1e-2, "beta1": 0.9, "beta2": 0.999, "eps": 1e-8, "weight_decay": 0.1, "decoupled": True, "step": 5,
@@ -41,7 +41,6 @@ class State:
     exp_avg: Tensor
     exp_avg_sq: Tensor
     half: Tensor | None = None
-    squares: float | None = None
 
     def tensors(self) -> list[Tensor]:
         return [t for t in (self.weight, self.exp_avg, self.exp_avg_sq, self.half) if t is not None]
@@ -70,20 +69,20 @@ class Case:
     def in_place(self, native: NativeAdam, half: torch.dtype | None = None, **options: Any) -> State:
         w, m, v = self.weight.clone(), self.exp_avg.clone(), self.exp_avg_sq.clone()
         out = None if half is None else torch.full((self.n,), 7.0, dtype=half)
-        squares = native.step(
+        native.step(
             weight=w, exp_avg=m, exp_avg_sq=v, weight_out=w, exp_avg_out=m, exp_avg_sq_out=v,
             grad=self.grad, half_out=out, **{**USUAL, **options},
         )  # fmt: skip
-        return State(w, m, v, out, squares)
+        return State(w, m, v, out)
 
     def apart(self, native: NativeAdam, half: torch.dtype | None = None, **options: Any) -> State:
         w, m, v = (torch.full_like(t, 7.0) for t in (self.weight, self.exp_avg, self.exp_avg_sq))
         out = None if half is None else torch.full((self.n,), 7.0, dtype=half)
-        squares = native.step(
+        native.step(
             weight=self.weight, exp_avg=self.exp_avg, exp_avg_sq=self.exp_avg_sq,
             weight_out=w, exp_avg_out=m, exp_avg_sq_out=v, grad=self.grad, half_out=out, **{**USUAL, **options},
         )  # fmt: skip
-        return State(w, m, v, out, squares)
+        return State(w, m, v, out)
 
     def by_torch(self, fused: bool = True, **options: Any) -> State:
         o = {**USUAL, **options}

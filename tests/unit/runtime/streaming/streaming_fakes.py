@@ -1,4 +1,4 @@
-"""Stand-ins for CUDA: a runtime that registers memory, and a bus that copies as late as it may."""
+"""Stand-ins for CUDA: a runtime that registers memory, and a bus that copies as late as it may; and a cap that tells its peak."""
 
 from __future__ import annotations
 
@@ -10,7 +10,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from portwright.runtime.streaming.device_cap import DeviceCap
 from portwright.runtime.streaming.lanes import Lanes
+
+
+class PeakCap(DeviceCap):
+    """Also keeps the most that was held."""
+
+    peak = 0
+
+    def count(self, storage: torch.UntypedStorage, by: str) -> None:
+        super().count(storage, by)
+        self.peak = max(self.peak, self.held)
 
 
 class FakeCudart:

@@ -10,12 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch
-from native_cases import load
+from native_cases import Case, load
 
 import portwright
 from portwright.errors import UserError
-from portwright.runtime.streaming.native import NativeAdam, build, library, load_native
+from portwright.runtime.streaming.native import adam, build
+from portwright.runtime.streaming.native.adam import NativeAdam, load_native
 
 GOOD = """
 for word in "$@"; do
@@ -50,7 +50,7 @@ class Machine:
         monkeypatch.setenv("PORTWRIGHT_NATIVE_CACHE", str(self.cache))
         monkeypatch.delenv("CC", raising=False)
         monkeypatch.delenv("PORTWRIGHT_NATIVE", raising=False)
-        monkeypatch.setattr(library, "_loaded", [])
+        monkeypatch.setattr(adam, "_loaded", [])
 
     def put_compiler(self, name: str, script: str) -> Path:
         path = self.programs / name
@@ -67,7 +67,7 @@ class Machine:
     def load(self) -> NativeAdam | None:
         native = load_native(self.notes.append)
         if native is not None:
-            assert native.sum_squares(torch.full((5,), 2.0)) == 20.0
+            Case(5).in_place(native)
         return native
 
 
@@ -81,7 +81,7 @@ def test_it_is_compiled_once_and_kept(machine: Machine, monkeypatch: pytest.Monk
     assert machine.load()
     assert [path.suffix for path in machine.cache.iterdir()] == [".so"]
     assert machine.load()
-    monkeypatch.setattr(library, "_loaded", [])  # another process
+    monkeypatch.setattr(adam, "_loaded", [])  # another process
     (machine.programs / "cc").unlink()  # on a machine that has no compiler
     assert machine.load()
     assert machine.num_calls("cc") == 1
@@ -144,7 +144,7 @@ def test_cc_names_the_compiler(machine: Machine, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("CC", f"'{chosen}' --fast")
     assert machine.load()
     assert machine.num_calls("cc") == 0
-    monkeypatch.setattr(library, "_loaded", [])
+    monkeypatch.setattr(adam, "_loaded", [])
     monkeypatch.setenv("CC", "'unbalanced")
     assert machine.load() is None
     assert "CC='unbalanced is no command line" in machine.notes[0]
@@ -240,7 +240,7 @@ def test_processors_that_share_a_home_directory_do_not_share_code(
     machine.put_compiler("cc", GOOD)
     assert machine.load()
     monkeypatch.setattr(build, "_processor", lambda: "another one")
-    monkeypatch.setattr(library, "_loaded", [])
+    monkeypatch.setattr(adam, "_loaded", [])
     assert machine.load()
     assert len(list(machine.cache.iterdir())) == 2
     assert machine.num_calls("cc") == 2
@@ -248,7 +248,7 @@ def test_processors_that_share_a_home_directory_do_not_share_code(
 
 def test_many_may_compile_at_once(machine: Machine) -> None:
     machine.put_compiler("cc", "sleep 0.2\n" + GOOD)
-    layout = ctypes.sizeof(library.AdamCall) * 1000 + ctypes.sizeof(library.ConvertCall)
+    layout = ctypes.sizeof(adam._AdamCall)
     with ThreadPoolExecutor(6) as processes:
         loaded = list(processes.map(lambda _: build.load_library(layout, machine.notes.append), range(6)))
     assert len(loaded) == 6

@@ -31,7 +31,7 @@ from portwright.runtime.streaming.engine import Streaming
 from portwright.runtime.streaming.fetch import Fetcher
 from portwright.runtime.streaming.gradients import Gradients
 from portwright.runtime.streaming.session import StreamingSession
-from portwright.runtime.streaming.torch_update import TorchUpdate
+from portwright.runtime.streaming.unit_update import TorchUpdate
 
 CLIPPED = "optimizer.max_gradient_norm=1000.0"  # so that every step is speculative, and kept
 pytestmark = [

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from portwright.errors import UserError
 from portwright.runtime.streaming.lanes import Lanes, Mark
-from portwright.runtime.streaming.sharded_fetch import OrderedFetcher
+from portwright.runtime.streaming.sharded_engine import OrderedFetcher
 from portwright.runtime.streaming.sharded_unit import shard_units
 from portwright.runtime.streaming.unit import Unit, make_units
 

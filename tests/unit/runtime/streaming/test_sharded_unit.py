@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from portwright.runtime.streaming.sharded_gradients import ShardedLayout, host_bytes
+from portwright.runtime.streaming.sharded_engine import ShardedLayout, host_bytes
 from portwright.runtime.streaming.sharded_unit import Part, ShardedUnit, shard_units
 from portwright.runtime.streaming.unit import ALIGN_BYTES, Unit, make_units
 

@@ -16,9 +16,8 @@ from portwright.runtime.streaming.host_store import HostStore
 from portwright.runtime.streaming.lanes import DONE
 from portwright.runtime.streaming.layers import find_layers
 from portwright.runtime.streaming.native.adam import load_native
-from portwright.runtime.streaming.native_update import NativeUpdate
-from portwright.runtime.streaming.torch_update import TorchUpdate, part_of
 from portwright.runtime.streaming.unit import Unit, make_units
+from portwright.runtime.streaming.unit_update import NativeUpdate, TorchUpdate, part_of
 from portwright.runtime.streaming.updates import Step, Updates, Verdict
 
 CPU = torch.device("cpu")

@@ -6,7 +6,13 @@
 #define _GNU_SOURCE
 #include <math.h>
 
-#include "arrays.h"
+#include "half.h"
+#include "stream.h"
+#include "threads.h"
+
+enum { BLOCK = 512, CHUNK = 16384 }; /* elements: of the first cache; of a thread at a time */
+
+#define AT(array, dtype, i) ((void *)((char *)(array) + (i) * ((dtype) == FP32 ? 4 : 2)))
 
 #if defined(__FP_FAST_FMAF) || defined(__FMA__) || defined(__aarch64__)
 #define FMA(a, b, c) __builtin_fmaf(a, b, c)
@@ -17,17 +23,15 @@
 struct adam {
     const void *grad, *weight, *exp_avg, *exp_avg_sq;
     void *weight_out, *exp_avg_out, *exp_avg_sq_out, *half_out;
-    double *squares; /* of the gradient, one sum a chunk */
     int64_t n, num_tail; /* the last elements that torch computes one by one */
     int32_t grad_dtype, moment_dtype, half_dtype;
     int32_t stream_half, stream_state; /* whether what is written goes past the caches */
-    int32_t decay, wants_squares, only_traffic;
-    int32_t num_ahead; /* blocks by which memory is asked for before it is used, beyond what the processor does by itself */
+    int32_t decay;
     uint32_t salt; /* of the stochastic rounding: another one each step */
     float grad_factor, decay_factor, lerp_weight, beta2, one_minus_beta2, bias_correction2_sqrt, eps, negative_step_size;
 };
 
-enum { PLAIN, COUPLED, DECOUPLED }; /* weight decay */
+enum { COUPLED = 1, DECOUPLED };    /* weight decay */
 enum { WHOLE, WITH_HALF };          /* weight: fp32; fp32 and a bf16 copy of the new one */
 
 #define INLINE static inline __attribute__((always_inline))
@@ -95,20 +99,6 @@ INLINE void block_loop(const struct adam *all, const struct block *b, const int 
     }
 }
 
-/* The same loads and stores with next to no arithmetic: what memory alone allows. */
-static void traffic_block(const struct block *b)
-{
-    const float *grad = b->grad, *weight = b->weight, *exp_avg = b->exp_avg, *exp_avg_sq = b->exp_avg_sq;
-    float *weight_out = b->weight_out, *exp_avg_out = b->exp_avg_out, *exp_avg_sq_out = b->exp_avg_sq_out;
-    ELEMENTWISE
-    for (int64_t i = 0; i < b->n; i++) {
-        float w = weight[i] + grad[i], m = exp_avg[i] + 1.0f, v = exp_avg_sq[i] + 1.0f;
-        weight_out[i] = w;
-        exp_avg_out[i] = m;
-        exp_avg_sq_out[i] = v;
-    }
-}
-
 static void compute_block(const struct adam *a, const struct block *b, int is_tail, int grad_dtype, int weight_kind)
 {
     const int is_small = fabsf(a->lerp_weight) < 0.5f, is_usual = is_small && !is_tail;
@@ -129,25 +119,6 @@ static void compute_block(const struct adam *a, const struct block *b, int is_ta
         LOOPS(BF16, WHOLE)
         LOOPS(BF16, WITH_HALF)
     }
-}
-
-static void ask_for(const void *array, int dtype, int64_t start, int64_t n)
-{
-    const char *from = AT(array, dtype, start), *to = AT(array, dtype, start + n);
-    for (; from < to; from += 64)
-        __builtin_prefetch(from, 0, 3);
-}
-
-/* A stretch of each array at a time, which suits memory better than a line of each in turn. */
-static void ask_for_block(const struct adam *a, int64_t start)
-{
-    int64_t n = a->n - start < BLOCK ? a->n - start : BLOCK;
-    if (n <= 0)
-        return;
-    ask_for(a->grad, a->grad_dtype, start, n);
-    ask_for(a->weight, FP32, start, n);
-    ask_for(a->exp_avg, a->moment_dtype, start, n);
-    ask_for(a->exp_avg_sq, a->moment_dtype, start, n);
 }
 
 /* What stays in the caches is written where it belongs. What is to go past them is put there once a block of it is whole. */
@@ -175,10 +146,7 @@ static void step_block(const struct adam *a, int64_t start, int64_t n, int is_ta
         widen_block(wide_grad, grad, FP16, n);
         b.grad = wide_grad;
     }
-    if (a->only_traffic)
-        traffic_block(&b);
-    else
-        compute_block(a, &b, is_tail, a->grad_dtype == BF16 ? BF16 : FP32, weight_kind);
+    compute_block(a, &b, is_tail, a->grad_dtype == BF16 ? BF16 : FP32, weight_kind);
 
     if (a->half_dtype == FP32)
         put(half_place, b.weight_out, 4 * n, a->stream_half);
@@ -197,39 +165,19 @@ static void step_block(const struct adam *a, int64_t start, int64_t n, int is_ta
 static void step_chunk(void *job, int64_t chunk)
 {
     const struct adam *a = job;
-    const int64_t tail = a->n - a->num_tail;
-    double lanes[LANES] = {0};
-    BLOCKS_OF_CHUNK(chunk, a->n, start, count)
-    {
-        if (a->num_ahead)
-            ask_for_block(a, start + a->num_ahead * BLOCK);
+    const int64_t tail = a->n - a->num_tail, last = a->n < (chunk + 1) * CHUNK ? a->n : (chunk + 1) * CHUNK;
+    for (int64_t start = chunk * CHUNK; start < last; start += BLOCK) {
+        int64_t count = last - start < BLOCK ? last - start : BLOCK;
         int64_t before = tail <= start ? 0 : tail - start < count ? tail - start : count;
         if (before)
             step_block(a, start, before, 0);
         if (before < count)
             step_block(a, start + before, count - before, 1);
-        if (a->squares)
-            add_squares(lanes, AT(a->grad, a->grad_dtype, start), a->grad_dtype, count); /* the block is in the first cache still */
     }
-    if (a->squares)
-        a->squares[chunk] = total_of(lanes, LANES);
     finish_streams();
 }
 
-/* Gives the gradient's sum of squares where it is wanted, and a negative number, having done nothing, where there is no memory for it. */
-double portwright_adam_step(struct adam *a, int num_threads)
-{
-    const int64_t num_chunks = num_chunks_of(a->n);
-    double total = 0;
-    if (a->wants_squares && !(a->squares = make_sums(num_chunks)))
-        return -1;
-    share_out(step_chunk, a, num_chunks, num_threads);
-    if (a->squares)
-        total = total_of(a->squares, num_chunks);
-    free(a->squares);
-    a->squares = NULL;
-    return total;
-}
+void portwright_adam_step(struct adam *a, int num_threads) { share_out(step_chunk, a, (a->n + CHUNK - 1) / CHUNK, num_threads); }
 
-/* What the caller's idea of the structures is held against. */
-int portwright_layout(void) { return (int)(sizeof(struct adam) * 1000 + sizeof(struct convert)); }
+/* What the caller's idea of the structure is held against. */
+int portwright_layout(void) { return (int)sizeof(struct adam); }

@@ -18,7 +18,7 @@ from pathlib import Path
 from portwright.errors import UserError
 from portwright.job.atomic import atomic_write_bytes, clean_leftovers
 
-_SOURCES = ("adam.c", "arrays.h", "half.h", "stream.h", "threads.h")
+_SOURCES = ("adam.c", "half.h", "stream.h", "threads.h")
 _COMPILERS = ("cc", "gcc", "clang")
 # No contraction: the source says where a product and a sum are rounded once. errno and traps would keep sqrt from being vectorised.
 _FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared", "-pthread")  # fmt: skip

@@ -1,17 +1,17 @@
-"""One layer's Adam in one native pass over flat host memory, with an undo that costs no extra traffic."""
+"""One layer's part of the optimizer, stepped by itself: Adam in one native pass over flat host memory, or any optimizer of torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from portwright.errors import UnsupportedError
+from portwright.errors import UnsupportedError, UserError
 from portwright.runtime.streaming.host_store import HostStore
-from portwright.runtime.streaming.native import NativeAdam, usable_cores
-from portwright.runtime.streaming.unit import ALIGN_BYTES, Unit, dense_stride
+from portwright.runtime.streaming.native.adam import NativeAdam, usable_cores
+from portwright.runtime.streaming.unit import Unit, aligned, dense_stride
 from portwright.runtime.streaming.updates import Rates
 from portwright.runtime.world import read_launch
 
@@ -47,11 +47,12 @@ def bind_to_own_cores(native: NativeAdam, note: Callable[[str], None]) -> None:
         note(f"streaming: {error.message}; the optimizer's threads go where the system puts them.")
 
 
-class Place:
+class Place(NamedTuple):
     """Weight and moments of one parameter, flat, in one of the two sets of arrays."""
 
-    def __init__(self, weight: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor) -> None:
-        self.weight, self.exp_avg, self.exp_avg_sq = weight, exp_avg, exp_avg_sq
+    weight: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
 
 
 class NativeUpdate:
@@ -71,13 +72,13 @@ class NativeUpdate:
         state_dtype: torch.dtype = torch.float32,
         undoable: bool = False,
         max_value: float | None = None,
-        num_threads: int | None = None,
         pin: bool = False,
     ) -> None:
         self._unit, self._optimizer, self._native, self._max_value = unit, optimizer, native, max_value
-        self._state_dtype, self._num_threads, self._store = state_dtype, num_threads, store
+        self._store = store
         self._entries = [unit.entries[index] for index in unit.trained]
-        self._groups = [_group_of(optimizer, entry.master) for entry in self._entries]
+        groups = {p: index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        self._groups = [groups[entry.master] for entry in self._entries]
         self._decoupled = type(optimizer) is torch.optim.AdamW
         sizes = [entry.master.numel() for entry in self._entries]
         self.arrays = [store.array(f"{unit.name}/{key}", num_bytes(sizes, state_dtype), "state", pin) for key in ("exp_avg", "exp_avg_sq")]  # fmt: skip
@@ -86,18 +87,14 @@ class NativeUpdate:
             list(map(Place, masters, *(_parts(array, sizes, state_dtype) for array in self.arrays)))
         ]
         if undoable:
-            others = [
-                store.array(f"{unit.name}/undo of {key}", num_bytes(sizes, dtype), "undo")
-                for key, dtype in (
-                    ("weight", torch.float32),
-                    ("exp_avg", state_dtype),
-                    ("exp_avg_sq", state_dtype),
+            kinds = {"weight": torch.float32, "exp_avg": state_dtype, "exp_avg_sq": state_dtype}
+            undo = (
+                _parts(
+                    store.array(f"{unit.name}/undo of {key}", num_bytes(sizes, dtype), "undo"), sizes, dtype
                 )
-            ]
-            dtypes = (torch.float32, state_dtype, state_dtype)
-            self._sets.append(
-                list(map(Place, *(_parts(a, sizes, d) for a, d in zip(others, dtypes, strict=True))))
+                for key, dtype in kinds.items()
             )
+            self._sets.append(list(map(Place, *undo)))
         self._current = [0] * len(self._entries)  # which set is the truth, by parameter
         self._speculated: list[int] = []
 
@@ -153,7 +150,6 @@ class NativeUpdate:
                 half_out=copy,
                 **options,
                 grad_factor=1.0 if self._max_value is not None else factor,
-                num_threads=self._num_threads,
             )
             if undoable:
                 self._speculated.append(position)
@@ -162,13 +158,12 @@ class NativeUpdate:
             if copy is None and self._unit.has_own_shadow:
                 _flat(entry.view(self._unit.shadow)).copy_(target.weight)
             if self._store.is_on_disk:
-                for array in (target.weight, target.exp_avg, target.exp_avg_sq):
+                for array in target:
                     self._store.written(array)
 
     def prefetch(self, positions: Iterable[int]) -> None:
         for position in positions:
-            place = self._sets[self._current[position]][position]
-            for array in (place.weight, place.exp_avg, place.exp_avg_sq):
+            for array in self._sets[self._current[position]][position]:
                 self._store.prefetch(array)
 
     def keep(self) -> None:
@@ -220,14 +215,14 @@ class NativeUpdate:
 
 def num_bytes(sizes: list[int], dtype: torch.dtype) -> int:
     """Bytes of an array with these numbers of elements, each part aligned."""
-    return sum(-(-size * dtype.itemsize // ALIGN_BYTES) * ALIGN_BYTES for size in sizes)
+    return sum(aligned(size * dtype.itemsize) for size in sizes)
 
 
 def _parts(array: Tensor, sizes: list[int], dtype: torch.dtype) -> list[Tensor]:
     parts, start = [], 0
     for size in sizes:
         parts.append(array[start : start + size * dtype.itemsize].view(dtype))
-        start += -(-size * dtype.itemsize // ALIGN_BYTES) * ALIGN_BYTES
+        start += aligned(size * dtype.itemsize)
     return parts
 
 
@@ -236,8 +231,118 @@ def _flat(tensor: Tensor) -> Tensor:
     return tensor.detach().as_strided((tensor.numel(),), (1,))
 
 
-def _group_of(optimizer: torch.optim.Optimizer, master: Tensor) -> int:
+_WORTH_MOVING = 1 << 14  # elements
+_Saved = tuple[Tensor, Tensor, dict[str, Any]]  # a weight, its values, its state
+
+
+def part_of(
+    optimizer: torch.optim.Optimizer, parameters: set[Tensor]
+) -> tuple[torch.optim.Optimizer, list[int]]:
+    """An optimizer of some of the parameters, which shares the state of the whole; and which groups it has."""
+    part: torch.optim.Optimizer = object.__new__(type(optimizer))
+    part.__dict__.update(optimizer.__dict__)
+    groups, indexes = [], []
     for index, group in enumerate(optimizer.param_groups):
-        if any(parameter is master for parameter in group["params"]):
-            return index
-    raise ValueError("the optimizer does not train this weight")
+        chosen = [parameter for parameter in group["params"] if parameter in parameters]
+        if chosen:
+            groups.append({**{k: v for k, v in group.items() if k != "param_names"}, "params": chosen})
+            indexes.append(index)
+    part.param_groups = groups
+    return part, indexes
+
+
+def check_separable(optimizer: torch.optim.Optimizer) -> None:
+    """Refuses an optimizer that may look at all parameters at once."""
+    module = type(optimizer).__module__
+    if isinstance(optimizer, torch.optim.LBFGS) or not module.startswith(("torch.optim", "portwright.")):
+        raise UserError(
+            f"weight streaming updates layer by layer, and {type(optimizer).__name__} may need all gradients at once.",
+            "Use an optimizer of params.yaml or of torch.optim (not LBFGS), or runconfig.execution: resident.",
+        )
+
+
+class TorchUpdate:
+    """Any optimizer whose rule looks at one parameter at a time; bit for bit what it would do to the whole model."""
+
+    def __init__(
+        self,
+        unit: Unit,
+        optimizer: torch.optim.Optimizer,
+        store: HostStore,
+        max_value: float | None = None,
+    ) -> None:
+        self._unit, self._store, self._max_value = unit, store, max_value
+        self._masters = [unit.entries[index].master for index in unit.trained]
+        self._optimizer, self._groups = part_of(optimizer, set(self._masters))
+        self._saved: list[_Saved] = []
+        self._moved: set[int] = set()  # addresses of states that are on the disk
+
+    def apply(self, grads: Mapping[int, Tensor], rates: Rates, factor: float, *, undoable: bool) -> None:
+        chosen = [self._masters[position] for position in grads]
+        if undoable:
+            self._saved += [
+                (master, master.detach().clone(), _copied(self._optimizer.state.get(master, {})))
+                for master in chosen
+            ]
+        for group, index in zip(self._optimizer.param_groups, self._groups, strict=True):
+            group["lr"] = rates[index]
+        for master, grad in zip(chosen, grads.values(), strict=True):
+            whole = grad if grad.dtype == master.dtype else grad.to(master.dtype)
+            whole = whole if factor == 1.0 else whole * factor
+            master.grad = whole if self._max_value is None else whole.clamp(-self._max_value, self._max_value)
+        try:
+            self._optimizer.step()
+        finally:
+            for master in chosen:
+                master.grad = None
+        self._unit.write_shadow(self._unit.trained[position] for position in grads)
+        if self._store.is_on_disk:
+            for master in chosen:
+                self._move_state(master)
+
+    def _move_state(self, master: Tensor) -> None:
+        """Moves state that the optimizer has made in memory to the disk, and begins to write it."""
+        for key, value in self._optimizer.state[master].items():
+            if not isinstance(value, Tensor) or value.numel() < _WORTH_MOVING:
+                continue
+            if value.data_ptr() not in self._moved:
+                flat = self._store.array(f"{self._unit.name}/{key}", value.nbytes, "state").view(value.dtype)
+                moved = flat.as_strided(value.shape, dense_stride(value))
+                self._optimizer.state[master][key] = value = moved.copy_(value)
+                self._moved.add(value.data_ptr())
+            self._store.written(value)
+
+    def prefetch(self, positions: Iterable[int]) -> None:
+        for position in positions:
+            for value in self._optimizer.state.get(self._masters[position], {}).values():
+                if isinstance(value, Tensor) and value.data_ptr() in self._moved:
+                    self._store.prefetch(value)
+
+    def keep(self) -> None:
+        self._saved = []
+
+    def adopt(self) -> None:
+        """The state is the optimizer's own."""
+
+    def count(self, positions: Iterable[int]) -> None:
+        raise TypeError("torch's optimizers update on the host")
+
+    def undo(self) -> None:
+        state = self._optimizer.state
+        for master, values, kept in self._saved:
+            master.data.copy_(values)
+            now = state.get(master, {})
+            if not kept:
+                state.pop(master, None)
+                continue
+            for key, value in kept.items():
+                if isinstance(value, Tensor):
+                    now[key].copy_(value)
+                else:
+                    now[key] = value
+        self._saved = []
+        self._unit.write_shadow()
+
+
+def _copied(state: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value.clone() if isinstance(value, Tensor) else value for key, value in state.items()}

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from portwright.errors import UnsupportedError
-from portwright.runtime.streaming import native_update
-from portwright.runtime.streaming.native_update import bind_to_own_cores
+from portwright.runtime.streaming import unit_update
+from portwright.runtime.streaming.unit_update import bind_to_own_cores
 from portwright.runtime.world import Launch
 
 
@@ -27,8 +27,8 @@ class Binder:
 def on(monkeypatch: pytest.MonkeyPatch) -> Any:
     def place(rank: int, size: int, source: str = "torchrun", num_cores: int = 8) -> None:
         launch = Launch(rank, size, rank, size, source)
-        monkeypatch.setattr(native_update, "read_launch", lambda: launch)
-        monkeypatch.setattr(native_update, "usable_cores", lambda: list(range(10, 10 + num_cores)))
+        monkeypatch.setattr(unit_update, "read_launch", lambda: launch)
+        monkeypatch.setattr(unit_update, "usable_cores", lambda: list(range(10, 10 + num_cores)))
 
     return place
 
