@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from portwright.errors import UnsupportedError, UserError, suggest
+from portwright.errors import UserError, suggest
 from portwright.extras import import_transformers
 from portwright.huggingface.mapping import Family, Params
 from portwright.huggingface.their_names import is_ignored
@@ -80,8 +80,6 @@ def check(
     If the conversion cast the weights to the type `rounded`, both sides are rounded to it first.
     """
     transformers = require_transformers()
-    if family.network is None:
-        raise UnsupportedError(f"the family {family.name} names no network to compare.", "Leave --check out.")
     config = read_config(theirs)
     name = (config.get("architectures") or [family.classes(next(iter(family.architectures)))[0]])[0]
     known = [each for folder in family.architectures for each in family.classes(folder)]

@@ -7,7 +7,7 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from portwright.huggingface.check import Checked
 from portwright.huggingface.incoming import bring_in, read_huggingface, read_zoo
 from portwright.huggingface.options import OnBytes, Options
 from portwright.huggingface.outgoing import take_back
-from portwright.huggingface.turned import render_moves
+from portwright.huggingface.problems import show_shape
 from portwright.job.sizes import show_bytes
 from portwright.job.stdout import printing
 
@@ -71,7 +71,7 @@ def _print(made: Mapping[str, Any]) -> None:
     for note in made["notes"]:
         print(f"note: {note}", file=sys.stderr)
     if "table" in made:
-        print(render_moves(made["table"]))
+        print(_render_moves(made["table"]))
         return
     print(
         f"{made['model']}: {made['tensors']} tensors, {show_bytes(made['bytes'])}, written to {made['out']}"
@@ -82,6 +82,18 @@ def _print(made: Mapping[str, Any]) -> None:
     if "check" in made:
         values = {key: value for key, value in made["check"].items() if key != "equal"}
         print(f"  {Checked(**values)}")
+
+
+def _render_moves(rows: Sequence[dict[str, object]]) -> str:
+    """The table of tensors as text."""
+    lines = []
+    for row in rows:
+        theirs: list[str] = row["theirs"]  # type: ignore[assignment]
+        shapes: list[list[int]] = row["their_shapes"]  # type: ignore[assignment]
+        left = f"{row['ours']} {show_shape(row['shape'])}"  # type: ignore[arg-type]
+        right = " + ".join(f"{name} {show_shape(shape)}" for name, shape in zip(theirs, shapes, strict=True))
+        lines.append(f"{left:<64} <-> {right}{' transposed' if row['transposed'] else ''}")
+    return "\n".join(lines)
 
 
 @contextlib.contextmanager

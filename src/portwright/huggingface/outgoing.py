@@ -10,7 +10,7 @@ from typing import Any
 from portwright.discover import find_models
 from portwright.errors import PortwrightError, UserError, suggest
 from portwright.huggingface.check import check, require_transformers
-from portwright.huggingface.mapping import Family, Params
+from portwright.huggingface.mapping import Family, Params, as_theirs
 from portwright.huggingface.model_folder import (
     OurModel,
     carry,
@@ -19,7 +19,15 @@ from portwright.huggingface.model_folder import (
     read_model_section,
     read_sections,
 )
-from portwright.huggingface.options import OnBytes, Options, account, require_out, total_bytes
+from portwright.huggingface.options import (
+    OnBytes,
+    Options,
+    account,
+    list_moves,
+    parse_dtype,
+    require_out,
+    total_bytes,
+)
 from portwright.huggingface.registry import (
     families_of,
     family_to_read,
@@ -28,7 +36,6 @@ from portwright.huggingface.registry import (
     names_to_choose,
 )
 from portwright.huggingface.tokenizer_out import write_tokenizer
-from portwright.huggingface.turned import as_theirs, list_moves, parse_dtype
 from portwright.huggingface.weights import CONFIG_FILE, Weights, read_config, read_json
 from portwright.huggingface.writing import check_storable, write_folder
 from portwright.job.atomic import atomic_directory

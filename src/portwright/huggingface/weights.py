@@ -39,6 +39,12 @@ class Weights:
     specs: Mapping[str, TensorSpec]
     read: Callable[[str], torch.Tensor]
 
+    @classmethod
+    def of(cls, tensors: Mapping[str, torch.Tensor]) -> Weights:
+        """Weights that are in memory already."""
+        specs = {name: TensorSpec.of(tensor) for name, tensor in tensors.items()}
+        return cls(specs, lambda name: tensors[name].contiguous())
+
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {name: spec.shape for name, spec in self.specs.items()}
@@ -121,8 +127,7 @@ def _open_torch(files: Iterable[Path]) -> Weights:
             if name in tensors:
                 raise UserError(f"'{name}' is in {path.name} and in another file of the index.", _DOWNLOAD)
             tensors[name] = tensor
-    specs = {name: TensorSpec.of(tensor) for name, tensor in tensors.items()}
-    return Weights(specs, lambda name: tensors[name].contiguous())
+    return Weights.of(tensors)
 
 
 def _read_index(path: Path) -> dict[str, str]:

@@ -16,7 +16,6 @@ from portwright.huggingface.gpt import GPT2, all_params
 from portwright.huggingface.mapping import Entry, Family, Params
 from portwright.huggingface.registry import families_of
 from portwright.huggingface.weights import Weights
-from portwright.runtime.checkpoint_files import TensorSpec
 from portwright.runtime.checkpoint_legacy import read_legacy
 
 _PARTS = {  # of a decoder layer; our name: the zoo's
@@ -68,9 +67,7 @@ def open_zoo_file(path: Path) -> Weights:
     """Opens the weights of a .mdl file, without running code from it."""
     if not path.is_file():
         raise UserError(f"'{path}' is not a file.", "Give a checkpoint_N.mdl of the model zoo.")
-    tensors = read_legacy(path)[0]
-    specs = {name: TensorSpec.of(tensor) for name, tensor in tensors.items()}
-    return Weights(specs, lambda name: tensors[name].contiguous())
+    return Weights.of(read_legacy(path)[0])
 
 
 def _gpt2_entries(params: Params) -> list[Entry]:
