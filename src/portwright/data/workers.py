@@ -17,6 +17,7 @@ from torch.utils.data._utils import worker as torch_worker
 from portwright.data.failures import Failure, dead_worker_pids, describe, make_portable
 from portwright.data.fetch import Fetch
 from portwright.data.seeding import derive_seed, seed_process
+from portwright.data.split import Counts
 from portwright.job.signals import shield_worker
 
 _CELLS_PER_WORKER = 3  # its process id, its current batch, its current sample
@@ -29,6 +30,7 @@ class Task(NamedTuple):
     number: int
     offset: int
     indices: Any
+    counts: Counts | None  # None: one index is a whole batch, whose samples are counted once it is loaded
 
 
 class Progress:

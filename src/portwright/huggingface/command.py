@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +18,7 @@ from portwright.huggingface.outgoing import take_back
 from portwright.huggingface.problems import show_shape
 from portwright.job.sizes import show_bytes
 from portwright.job.stdout import printing
+from portwright.text.progress import ByteProgress
 
 __all__ = ["Options", "bring_in", "convert_and_print", "take_back"]
 
@@ -40,7 +40,15 @@ def convert_and_print(given_from: str | None, given_to: str | None, options: Opt
     if given_from is not None:
         convert = partial(bring_in, read=_SOURCES[chosen.lower()])
     try:
-        with _progress(shown=not as_json) as on_bytes:
+        with ByteProgress(lines=False) as progress:
+            done = 0
+
+            def on_bytes(num_bytes: int, total: int) -> None:
+                nonlocal done
+                done += num_bytes
+                if total >= _LARGE_BYTES and not as_json:
+                    progress("writing", done, total)
+
             made = convert(options, on_bytes)
     except OSError as error:  # while reading; errors of writing are reported there
         raise UserError(
@@ -94,41 +102,3 @@ def _render_moves(rows: Sequence[dict[str, object]]) -> str:
         right = " + ".join(f"{name} {show_shape(shape)}" for name, shape in zip(theirs, shapes, strict=True))
         lines.append(f"{left:<64} <-> {right}{' transposed' if row['transposed'] else ''}")
     return "\n".join(lines)
-
-
-@contextlib.contextmanager
-def _progress(shown: bool) -> Iterator[OnBytes]:
-    """A progress bar, if `shown`, on a terminal; nothing elsewhere."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not shown or not console.is_terminal:
-        yield lambda num_bytes, total: None
-        return
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (
-        TextColumn("writing"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bars:
-        tasks: list[Any] = []
-
-        def on_bytes(num_bytes: int, total: int) -> None:
-            if total < _LARGE_BYTES:
-                return
-            if not tasks:
-                tasks.append(bars.add_task("writing", total=total))
-            bars.advance(tasks[0], num_bytes)
-
-        yield on_bytes

@@ -85,7 +85,6 @@ class Prepared:
         }
 
 
-Made = Future[int | tuple[str, str]]  # the number of a shard's tokens, or the error and its cure
 OnProgress = Callable[[str, int, int], None]  # what is being done, bytes done, bytes in all
 
 
@@ -268,13 +267,13 @@ def _run_units(units: Iterator[Unit], settings: Settings, workers: int) -> Itera
     # another one fails.
     pool._safe_to_dynamically_spawn_children = False  # type: ignore[attr-defined]
     try:
-        waiting: set[Made] = set()
+        waiting: set[Future[int]] = set()
         for unit in units:
             waiting.add(_submit(pool, unit))
             if len(waiting) > workers:
-                yield from map(_result, _take_done(pool, waiting))
+                yield from map(Future.result, _take_done(pool, waiting))
         while waiting:
-            yield from map(_result, _take_done(pool, waiting))
+            yield from map(Future.result, _take_done(pool, waiting))
     except BrokenProcessPool as error:
         # A worker that started while the pool ended the others was not ended, and would be waited for forever.
         for process in list((pool._processes or {}).values()):
@@ -287,7 +286,7 @@ def _run_units(units: Iterator[Unit], settings: Settings, workers: int) -> Itera
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _submit(pool: ProcessPoolExecutor, unit: Unit) -> Made:
+def _submit(pool: ProcessPoolExecutor, unit: Unit) -> Future[int]:
     try:
         return pool.submit(run_unit, unit)
     except OSError as error:
@@ -297,7 +296,7 @@ def _submit(pool: ProcessPoolExecutor, unit: Unit) -> Made:
         raise BrokenProcessPool(str(error)) from error
 
 
-def _take_done(pool: ProcessPoolExecutor, waiting: set[Made]) -> set[Made]:
+def _take_done(pool: ProcessPoolExecutor, waiting: set[Future[int]]) -> set[Future[int]]:
     """Waits for at least one, and removes those that are done from `waiting`."""
     while True:
         done, _ = wait(waiting, timeout=1.0, return_when=FIRST_COMPLETED)
@@ -306,13 +305,6 @@ def _take_done(pool: ProcessPoolExecutor, waiting: set[Made]) -> set[Made]:
             return done
         if pool._broken:  # the pool has forgotten what was submitted while it ended
             raise BrokenProcessPool("the pool ended before it took the work")
-
-
-def _result(future: Made) -> int:
-    result = future.result()
-    if isinstance(result, tuple):
-        raise UserError(*result)
-    return result
 
 
 def _check_unchanged(files: Sequence[InputFile]) -> None:

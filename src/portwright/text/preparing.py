@@ -15,7 +15,7 @@ from typing import Any, cast, get_args
 from portwright.data.columns import Arrays
 from portwright.data.store_writer import StoreWriter
 from portwright.data.tables import BadRecord
-from portwright.errors import PortwrightError, UserError, suggest
+from portwright.errors import UserError, suggest
 from portwright.job.atomic import atomic_write_text
 from portwright.text.documents import SKIP_CURE, read_documents
 from portwright.text.feed import Split, Unit
@@ -148,13 +148,10 @@ def start_worker(settings: Settings) -> None:
     _worker = Worker(settings)
 
 
-def run_unit(unit: Unit) -> int | tuple[str, str]:
-    """Makes a unit's shard; a UserError is returned as its message and cure."""
+def run_unit(unit: Unit) -> int:
+    """Makes a unit's shard, and gives the number of its tokens."""
     assert _worker is not None
-    try:
-        return _worker(unit)
-    except PortwrightError as error:
-        return error.message, error.cure
+    return _worker(unit)
 
 
 def _leave_with(parent: Any) -> None:
