@@ -152,7 +152,7 @@ def _zoo(package: str) -> dict[str, Attributes]:
             **names_from(f"{_OURS}.spec", "host_call_to_eval_metric_ops", "validate_host_call"),
         },
         f"{package}.tf.run_utils": names_from(
-            f"{_HERE}.zoo_run_utils", "check_env", "create_warm_start_settings", "get_csconfig", "get_csrunconfig_dict",
+            f"{_HERE}.cerebras_tf", "check_env", "create_warm_start_settings", "get_csconfig", "get_csrunconfig_dict",
             "get_params", "get_predict_directory", "is_cs", "save_params", "save_predictions", "update_params_from_args",
         ),
         f"{package}.tf.layers": {},

@@ -33,8 +33,14 @@ from portwright.huggingface.options import (
     total_bytes,
 )
 from portwright.huggingface.registry import family_to_read, folder_of_config
-from portwright.huggingface.weights import Weights, open_folder, read_config
-from portwright.huggingface.writing import check_storable, write_checkpoint, write_file
+from portwright.huggingface.weights import (
+    Weights,
+    check_storable,
+    open_folder,
+    read_config,
+    write_checkpoint,
+    write_file,
+)
 from portwright.huggingface.zoo import adapt_section, open_zoo_file, zoo_family
 from portwright.job.atomic import atomic_directory
 from portwright.job.yaml_source import read_yaml

@@ -25,14 +25,13 @@ from portwright.job.input_params import (
 from portwright.text import spans
 from portwright.text.batches import CausalBatch, MaskedBatch, PairBatch, SpanBatch
 from portwright.text.inputs import find_inputs
-from portwright.text.number_words import number_pairs
 from portwright.text.objectives import Document, Objective
 from portwright.text.packing import pad_rows, stack_rows
 from portwright.text.pairs import Pairs, read_pairs, read_parallel
 from portwright.text.prepare import units_of
 from portwright.text.preparing import make_rows
 from portwright.text.ready import FIELDS, csv_columns, read_csv_tokens, read_samples
-from portwright.text.shipped import HELD_OUT, shipped_documents, split_held_out
+from portwright.text.shipped import HELD_OUT, number_pairs, shipped_documents, split_held_out
 from portwright.text.sources import (
     Source,
     check_text_size,
