@@ -355,12 +355,9 @@ class Transformer(layers.Transformer):
 
     def _load_from_state_dict(self, state_dict: MutableMapping[str, Any], prefix: str, *args: Any) -> None:
         # The zoo registers the norms of its stacks twice; the second names are dropped.
-        for name in [
-            name
-            for name in state_dict
-            if name.startswith((f"{prefix}encoder_norm.", f"{prefix}decoder_norm."))
-        ]:
-            state_dict.pop(name)
+        for name in list(state_dict):
+            if name.startswith((f"{prefix}encoder_norm.", f"{prefix}decoder_norm.")):
+                state_dict.pop(name)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

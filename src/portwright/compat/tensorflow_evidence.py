@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from functools import cache
 from importlib.machinery import PathFinder
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -173,45 +174,28 @@ def _imported_files(tree: ast.AST, path: Path) -> Iterator[str]:
     """The files that a script's import statements name, beside the script or on the user's own path."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield from _files_of(alias.name, path)
+            names, level = [alias.name for alias in node.names], 0
         elif isinstance(node, ast.ImportFrom):
-            if node.level:
-                base = path.parents[node.level - 1] if len(path.parents) >= node.level else path.parent
-                folder = base.joinpath(*(node.module or "").split("."))
-                for alias in node.names:
-                    yield from _existing(folder / f"{alias.name}.py")
-                yield from _existing(folder.with_suffix(".py"), folder / "__init__.py")
-            elif node.module is not None:
-                yield from _files_of(node.module, path)
-                for alias in node.names:
-                    yield from _files_of(f"{node.module}.{alias.name}", path)
+            names = [".".join(filter(None, (node.module, alias.name))) for alias in node.names]
+            level = node.level
+        else:
+            continue
+        for name in names:
+            if level:
+                yield from _files_of(name, [str(path.parents[min(level, len(path.parents)) - 1])])
+            elif name.partition(".")[0] not in {"tensorflow", "numpy", *sys.stdlib_module_names}:
+                yield from _files_of(name, [str(path.parent), *sys.path])
 
 
-def _files_of(name: str, path: Path) -> Iterator[str]:
-    top = name.partition(".")[0]
-    if top in sys.stdlib_module_names or top in ("tensorflow", "numpy"):
-        return
-    spec = PathFinder.find_spec(top, [str(path.parent), *sys.path])
-    if spec is None:
-        return
-    places = list(spec.submodule_search_locations or [])
-    if not places:
+def _files_of(name: str, where: list[str]) -> Iterator[str]:
+    """The user's files that importing a name below some folders runs; the last part may be a name in a module."""
+    for whole in accumulate(name.split("."), "{}.{}".format):
+        spec = PathFinder.find_spec(whole, where)
+        if spec is None:
+            return
         if spec.origin and is_users_file(spec.origin):
             yield spec.origin
-        return
-    for place in places:
-        folder = Path(place)
-        if not is_users_file(str(folder / "__init__.py")):
-            continue
-        rest = folder.joinpath(*name.split(".")[1:])
-        yield from _existing(rest / "__init__.py")
-        if rest != folder:
-            yield from _existing(rest.with_suffix(".py"))
-
-
-def _existing(*paths: Path) -> Iterator[str]:
-    return (str(path) for path in paths if path.is_file())
+        where = list(spec.submodule_search_locations or ())
 
 
 @cache

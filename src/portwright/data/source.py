@@ -7,7 +7,7 @@ worker would have made, since its random numbers depend on the batch alone.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -151,6 +151,22 @@ class Source:
         part, local = self._splitter.split(batch, size)
         return number, part, (local, size or 0)
 
+    def take_parts(self, epoch: int, start: int, batches: Iterable[Any]) -> Iterator[Numbered]:
+        """This rank's parts of the batches of an epoch from number `start` on; an epoch that gives none is an error."""
+        num_given = num_dropped = 0
+        for number, batch in enumerate(batches, start):
+            taken = self.take_part(epoch, number, batch)
+            if taken is None:
+                num_dropped += 1
+            else:
+                yield taken
+                num_given += 1
+        if not num_given and start == 0:
+            raise self.no_batch_error(epoch, num_dropped)
+
+    def no_batch_error(self, epoch: int, num_dropped: int) -> UserError:
+        return self._shared.no_batch_error(self._what, num_dropped)
+
     def check(self, epoch: int, number: int, batch: Any) -> None:
         if type(batch) is Failure:
             raise_failure(batch, name=self._shared.name, dataset=self._what, epoch=epoch, batch=number)
@@ -247,7 +263,7 @@ class ListSource(Source):
         keeps_all = world_size == 1 or self._shared.keeps_small
         given = sizes if keeps_all else [size for size in sizes if size >= world_size]
         if not given:
-            raise self._shared.no_batch_error(f"the {self._what}", num_dropped=len(sizes))
+            raise self.no_batch_error(0, num_dropped=len(sizes))
         bounds = [part_bounds(size, rank, world_size) for size in sizes]
         self._counts = [(high - low, size) for (low, high), size in zip(bounds, sizes, strict=True)]
         self.num_batches = len(given)
@@ -261,14 +277,10 @@ class ListSource(Source):
             for number in numbers:
                 yield number, batches[number], counts[number]
             return
-        num_given = 0
-        for number in numbers:
-            taken = self.take_part(epoch, number, self._load(epoch, number))
-            if taken is not None:
-                num_given += 1
-                yield taken
-        if not num_given and start == 0:
-            raise self._shared.no_batch_error(f"the {self._what}", num_dropped=len(batches))
+        yield from self.take_parts(epoch, start, (self._load(epoch, number) for number in numbers))
+
+    def no_batch_error(self, epoch: int, num_dropped: int) -> UserError:
+        return self._shared.no_batch_error(f"the {self._what}", num_dropped)
 
     def _numbers_from(self, start: int) -> range:
         if start > len(self._batches):

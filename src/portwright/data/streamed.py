@@ -102,23 +102,11 @@ class StreamSource(Source):
         with closing(self._begin(epoch, random_state)) as batches:
             if start and state is None:
                 self._skip(batches, epoch, start)
-            yield from self._take_parts(batches, epoch, start)
+            yield from self.take_parts(epoch, start, batches)
 
-    def _take_parts(self, batches: Iterator[Any], epoch: int, start: int) -> Iterator[Numbered]:
-        num_given = num_dropped = 0
-        for number, batch in enumerate(batches, start):
-            taken = self.take_part(epoch, number, batch)
-            if taken is None:
-                num_dropped += 1
-                continue
-            yield taken
-            num_given += 1
-        if not num_given and start == 0:
-            raise self._no_batch_error(epoch, num_dropped)
-
-    def _no_batch_error(self, epoch: int, num_dropped: int) -> UserError:
+    def no_batch_error(self, epoch: int, num_dropped: int) -> UserError:
         if epoch == 0 or num_dropped:
-            return self._shared.no_batch_error(self._what, num_dropped)
+            return super().no_batch_error(epoch, num_dropped)
         return UserError(
             f"{self._shared.name}: {self._what} gave nothing more in epoch {epoch}, so it can be read only once.",
             "Let its __iter__ start anew each time, or return a DataLoader or a list.",
@@ -321,7 +309,7 @@ class StreamSource(Source):
             assert wanted.lane is not None
             self._ended.add(wanted.lane)
             if self.lanes_have_ended and not self._num_finished:
-                raise self._no_batch_error(wanted.epoch, 0)
+                raise self.no_batch_error(wanted.epoch, 0)
             if self.lanes_have_ended and self._num_finished < self._num_unwanted:
                 raise too_short_error(self._shared.name, self._what, self._num_unwanted)
             return None

@@ -22,6 +22,7 @@ from portwright.huggingface.their_names import is_ignored
 from portwright.huggingface.weights import Weights, read_config
 
 _BATCH, _LENGTH, _SEED = 3, 24, 0
+# Where a model of theirs has several, ours gives them in the same order.
 _OUTPUTS = ("logits", "prediction_logits", "seq_relationship_logits", "start_logits", "end_logits")
 
 
@@ -95,8 +96,9 @@ def check(
         model, network = model.to(rounded).float(), network.to(rounded).float()
     batch = make_batch(model.config, network)
     with torch.no_grad(), _quiet():
-        their_outputs = _by_name(model.eval()(**batch))
-        our_outputs = _call(network.eval(), batch)
+        outputs, made = model.eval()(**batch), network.eval()(**batch)
+    their_outputs = [outputs[name] for name in _OUTPUTS if outputs.get(name) is not None]
+    our_outputs = [each for each in (made if isinstance(made, tuple) else (made,)) if each is not None]
     unexpected = [
         each
         for each in map(str, loading.get("unexpected_keys") or ())
@@ -148,26 +150,15 @@ def _draw_tokens(
     return ids, mask
 
 
-def _call(network: nn.Module, batch: Mapping[str, Tensor]) -> list[Tensor]:
-    made = network(**batch)
-    return [each for each in (made if isinstance(made, tuple) else (made,)) if each is not None]
-
-
-def _by_name(outputs: Any) -> dict[str, Tensor]:
-    found = {name: outputs[name] for name in _OUTPUTS if outputs.get(name) is not None}
-    # Where a model has several, ours gives them in the same order.
-    return dict(sorted(found.items(), key=lambda item: _OUTPUTS.index(item[0])))
-
-
 def _compare(
     name: str,
     config: Any,
     batch: Mapping[str, Tensor],
-    theirs: Mapping[str, Tensor],
+    theirs: list[Tensor],
     ours: list[Tensor],
     tolerance: float,
 ) -> Checked:
-    shapes = [tuple(each.shape) for each in theirs.values()], [tuple(each.shape) for each in ours]
+    shapes = [tuple(each.shape) for each in theirs], [tuple(each.shape) for each in ours]
     if shapes[0] != shapes[1]:
         raise UserError(
             f"{name} gives {shapes[0]}, and our network {shapes[1]}.", "The params do not fit the weights."
@@ -177,11 +168,11 @@ def _compare(
         (one[mask], two[mask])
         if one.shape[:2] == mask.shape
         else (one, two)  # scores at padding are not compared
-        for one, two in zip(theirs.values(), ours, strict=True)
+        for one, two in zip(theirs, ours, strict=True)
     ]
     difference = max(float((one - two).abs().max()) for one, two in pairs)
     scale = max(float(one.abs().max()) for one, _ in pairs)
-    losses = [_loss(config, mask, outputs) for outputs in (list(theirs.values()), ours)]
+    losses = [_loss(config, mask, outputs) for outputs in (theirs, ours)]
     return Checked(
         name,
         difference,

@@ -245,7 +245,7 @@ def _text_rows(
     source: Source, objective: Objective, tokenizer: Tokenizer, options: Mapping[str, Any]
 ) -> Arrays:
     if source.kind == "shipped":
-        texts = split_held_out(shipped_documents(), training=source.training)
+        texts = split_held_out(shipped_documents(), training=source.section != "eval_input")
         return objective.rows([Document(text) for text in texts], tokenizer)
     check_text_size(source)
     chosen = text_options(objective, options)

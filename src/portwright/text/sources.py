@@ -35,10 +35,6 @@ class Source:
     kind: Literal["shipped", "store", "hdf5", "csv", "text"]
     places: tuple[Path, ...] = ()
 
-    @property
-    def training(self) -> bool:
-        return self.section != "eval_input"
-
 
 def section_options(params: Mapping[str, Any], section: str) -> dict[str, Any]:
     """The options of a section of params; evaluation gets training's tokenizer unless it names one.
