@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from portwright.errors import UserError, suggest
 from portwright.extras import import_transformers
-from portwright.huggingface.mapping import Family, Params
-from portwright.huggingface.their_names import is_ignored
+from portwright.huggingface.mapping import Family, Params, is_ignored
 from portwright.huggingface.weights import Weights, read_config
 
 _BATCH, _LENGTH, _SEED = 3, 24, 0

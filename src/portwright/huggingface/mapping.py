@@ -6,22 +6,27 @@ buffers, tied weights, missing or surplus tensors) is handled here, once for all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import nn
 
 from portwright.errors import UserError
-from portwright.huggingface.problems import Problems
-from portwright.huggingface.their_names import find_names
+from portwright.huggingface.problems import refuse_differences
 from portwright.huggingface.weights import Weights
 from portwright.runtime.checkpoint_files import TensorSpec
 
 Params = Mapping[str, Any]  # the section `model:` of params.yaml
 Shape = tuple[int, ...]
 _FEW_LAYERS = 200  # with fewer layers, each missing tensor is named
+_WRAPPERS = ("module.", "_orig_mod.", "model.")  # DistributedDataParallel's, torch.compile's, Lightning's
+_OLD_ENDINGS = (
+    (".weight", ".gamma"),
+    (".bias", ".beta"),
+)  # LayerNorm's names in checkpoints that TensorFlow trained
 _NUM_KEPT = 2  # of our tensors in memory: files alternate weights and biases of queries, keys and values
 
 
@@ -108,6 +113,50 @@ def moves_of(family: Family, params: Params) -> list[Move]:
     return moves
 
 
+def find_names(
+    available: Collection[str],
+    wanted: Sequence[str],
+    prefix: str,
+    ignored: Sequence[str],
+    tied: Sequence[tuple[str, str]],
+) -> tuple[dict[str, str], list[str], list[tuple[str, str]]]:
+    """The wanted names' names in the checkpoint, its surplus names, and pairs of names that must have equal tensors.
+
+    `available` are the checkpoint's names, which may be old, prefixed or doubled, `wanted` those of the family's entries.
+    """
+    there = set(available)
+    used: set[str] = set()
+    names: dict[str, str] = {}
+    equal: list[tuple[str, str]] = []
+    aliases = [pair for pair in tied if pair[1] not in set(wanted)]  # an untied head is a separate weight
+    for name in dict.fromkeys(wanted):
+        candidates = [name, *(other for kept, other in aliases if kept == name)]
+        places = [place for each in candidates for place in _spellings(each, prefix) if place in there]
+        if places:
+            names[name] = places[0]
+            used.update(places)
+            equal += [(places[0], place) for place in places[1:]]
+    rest = [name for name in available if name not in used]
+    return names, [name for name in rest if not is_ignored(name, prefix, ignored)], equal
+
+
+def _spellings(name: str, prefix: str) -> Iterator[str]:
+    """Yields the names that a checkpoint may have for a tensor, the usual one first."""
+    bare = name.removeprefix(prefix) if prefix else name
+    for base in dict.fromkeys((name, bare, f"{prefix}{name}")):
+        for wrapper in ("", *_WRAPPERS):
+            yield wrapper + base
+            for new, old in _OLD_ENDINGS:
+                if base.endswith(new):
+                    yield wrapper + base.removesuffix(new) + old
+
+
+def is_ignored(name: str, prefix: str, ignored: Sequence[str]) -> bool:
+    """Whether a name matches one of the patterns, with or without the base model's prefix."""
+    spellings = (name, f"{prefix}{name}", name.removeprefix(prefix) if prefix else name)
+    return any(fnmatchcase(each, pattern) for each in spellings for pattern in ignored)
+
+
 def plan_ours(
     shapes: Mapping[str, Shape],
     family: Family,
@@ -122,37 +171,38 @@ def plan_ours(
     """
     moves, expected = _moves_and_shapes(family, params, len(shapes))
     wanted = [name for move in moves for name in move.theirs]
-    found = find_names(shapes, wanted, family.prefix, family.ignored, family.tied)
-    problems = Problems(f"The checkpoint is not of a {family.name} with these params", "checkpoint", "model")
-    planned = []
+    names, surplus, equal = find_names(shapes, wanted, family.prefix, family.ignored, family.tied)
+    planned, misshapen = [], []
     for move in moves:
-        missing = [name for name in move.theirs if name not in found.names]
-        if missing:
-            problems.missing += missing
-            continue
-        actual = tuple(found.names[name] for name in move.theirs)
-        want = move.their_shape(expected[move.ours])
-        problems.misshapen += [(name, shapes[name], want) for name in actual if shapes[name] != want]
-        planned.append(Move(move.ours, actual, move.transposed))
-    problems.surplus = list(found.surplus)
-    if partial:
-        problems.missing, problems.surplus = [], []
-    problems.raise_if_any(params, candidates=wanted)
-    return planned, found.equal
+        if all(name in names for name in move.theirs):
+            actual = tuple(names[name] for name in move.theirs)
+            want = move.their_shape(expected[move.ours])
+            misshapen += [(name, shapes[name], want) for name in actual if shapes[name] != want]
+            planned.append(Move(move.ours, actual, move.transposed))
+    refuse_differences(
+        f"The checkpoint is not of a {family.name} with these params",
+        "checkpoint",
+        params,
+        [] if partial else [name for name in wanted if name not in names],
+        [] if partial else surplus,
+        misshapen,
+        candidates=wanted,
+    )
+    return planned, equal
 
 
 def plan_theirs(shapes: Mapping[str, Shape], family: Family, params: Params) -> list[Move]:
     """Plans, from shapes alone, how their tensors are made from ours."""
     moves, expected = _moves_and_shapes(family, params, len(shapes))
-    problems = Problems(f"The weights are not of a {family.name} with these params", "weights", "model")
-    problems.missing = [name for name in expected if name not in shapes]
-    problems.surplus = [name for name in shapes if name not in expected]
-    problems.misshapen = [
-        (name, shapes[name], want)
-        for name, want in expected.items()
-        if name in shapes and shapes[name] != want
-    ]
-    problems.raise_if_any(params, candidates=expected)
+    refuse_differences(
+        f"The weights are not of a {family.name} with these params",
+        "weights",
+        params,
+        [name for name in expected if name not in shapes],
+        [name for name in shapes if name not in expected],
+        [(name, shapes[name], want) for name, want in expected.items() if shapes.get(name, want) != want],
+        candidates=expected,
+    )
     return moves
 
 

@@ -22,9 +22,13 @@ from portwright.text.documents import SKIP_CURE, read_documents
 from portwright.text.feed import Unit, feed_units, lend_donors
 from portwright.text.inputs import InputFile, find_inputs, sha256_of, total_bytes
 from portwright.text.objectives import Objective
-from portwright.text.prepare_folder import (
+from portwright.text.preparing import (
     JOB_FILE,
     SKIPPED_FILE,
+    TOKENIZER_FILE,
+    PrepareOptions,
+    Settings,
+    Worker,
     difference,
     gather_skipped,
     has_records,
@@ -33,8 +37,9 @@ from portwright.text.prepare_folder import (
     made_of,
     refuse_foreign_files,
     remove_store,
+    run_unit,
+    start_worker,
 )
-from portwright.text.preparing import TOKENIZER_FILE, PrepareOptions, Settings, Worker, run_unit, start_worker
 from portwright.text.tokenizer import Tokenizer
 from portwright.text.tokenizer_files import load_tokenizer
 from portwright.text.tokenizer_training import train_tokenizer
