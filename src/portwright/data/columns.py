@@ -86,7 +86,7 @@ class JoinedColumns:
     def __init__(self, parts: Sequence[Columns], *, interleave: bool = False) -> None:
         first = parts[0]
         for part in parts[1:]:
-            if _shapes(part) != _shapes(first):
+            if set(part.fields) != set(first.fields):
                 raise UserError(
                     f"{part.where} has {_show(part)}, and {first.where} has {_show(first)}.",
                     "Files of one data set have the same fields; name those that they share, or keep them apart.",
@@ -123,10 +123,6 @@ class JoinedColumns:
             for name, rows in self._parts[number].gather(local[places]).items():
                 batch[name][places] = rows
         return batch
-
-
-def _shapes(columns: Columns) -> dict[str, tuple[str, tuple[int, ...]]]:
-    return {field.name: (field.dtype, field.shape) for field in columns.fields}
 
 
 def _show(columns: Columns) -> str:

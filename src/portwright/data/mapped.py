@@ -294,11 +294,11 @@ class MapSource(Source):
     def probe(self) -> Probe | None:
         # worker_init_fn may change the data set, but only in workers: it must not run in the training process.
         if self._probe is None and self._loader.worker_init_fn is None:
-            self._probe = Probe(self._read_alone, self._count_samples() or 0)
+            is_batched = self._order.is_batched
+            self._probe = Probe(
+                lambda index: self._fetch([index] if is_batched else index, 0), self._count_samples() or 0
+            )
         return self._probe
-
-    def _read_alone(self, index: int) -> Any:
-        return self._fetch([index] if self._order.is_batched else index, 0)
 
     def _count_samples(self) -> int | None:
         try:

@@ -284,7 +284,9 @@ class StreamSource(Source):
     def _open_lane(self, epoch: int, lane: int, index: int) -> Iterator[Any]:
         """Opens a lane at batch `index`; earlier batches are read again and dropped."""
         if self._num_workers == 0:
-            if not self._can_begin(epoch):
+            # The iterable may keep state from pass to pass, above all from a pass that was abandoned.
+            knows_its_place = self._has_set_epoch or self._first_state is not None
+            if self._is_inside_pass or (self._num_passes > epoch and not knows_its_place):
                 raise NeedsFreshInput
             self._is_inside_pass = True
             return (batch for _, batch, _ in self.read(epoch, index))
@@ -295,14 +297,6 @@ class StreamSource(Source):
             self._inner.set_epoch(epoch)
         generator = make_generator(derive_seed(self._shared.seed, "stream", epoch))
         return _pass_over(index, iter(copy_loader(self._loader, batches, None, generator, lane)))
-
-    def _can_begin(self, epoch: int) -> bool:
-        """Whether this process can bring the iterable to the start of an epoch.
-
-        The iterable may keep state from pass to pass, above all from a pass that was abandoned.
-        """
-        knows_its_place = self._has_set_epoch or self._first_state is not None
-        return not self._is_inside_pass and (self._num_passes <= epoch or knows_its_place)
 
     def finish(self, wanted: Wanted, made: Any) -> Numbered | None:
         if made is END:

@@ -186,7 +186,11 @@ def find_vocabulary(trained: TrainedNetwork, given: Path | None, note: Callable[
     noted = _named_tokenizer(trained)
     if given is not None:
         tokenizer = _load(given, trained)
-        _compare(tokenizer, noted, str(trained.params_file))
+        if noted is not None and noted.fingerprint != tokenizer.fingerprint:
+            raise UserError(
+                f"{tokenizer.source} is not {noted.source}, which {trained.params_file} says the model was trained with.",
+                "Leave --tokenizer out, or give the same one.",
+            )
     else:
         if noted is None and _is_unchanged_conversion(trained):
             note(
@@ -257,11 +261,3 @@ def _made_in_training(trained: TrainedNetwork, model: Mapping[str, Any]) -> Toke
             "Give it with --tokenizer, or note it there as train_input.tokenizer.",
         )
     return found
-
-
-def _compare(given: Tokenizer, noted: Tokenizer | None, where: str) -> None:
-    if noted is not None and noted.fingerprint != given.fingerprint:
-        raise UserError(
-            f"{given.source} is not {noted.source}, which {where} says the model was trained with.",
-            "Leave --tokenizer out, or give the same one.",
-        )

@@ -86,7 +86,9 @@ def check(
     if name not in known or not hasattr(transformers, name):
         raise UserError(f"--check cannot compare with '{name}'.", suggest(str(name), known))
     with _quiet():
-        model, loading = getattr(transformers, _with_head(name, known)).from_pretrained(
+        # For a base model the class with the head that is made of the same weights.
+        is_base = name.endswith("Model") and not name.endswith("LMHeadModel")
+        model, loading = getattr(transformers, known[0] if is_base else name).from_pretrained(
             theirs, dtype=torch.float32, output_loading_info=True, local_files_only=True
         )
     network = family.network(params).float()
@@ -108,11 +110,6 @@ def check(
         missing_keys=tuple(sorted(map(str, loading.get("missing_keys") or ()))),
         unexpected_keys=tuple(sorted(unexpected)),
     )
-
-
-def _with_head(name: str, known: list[str]) -> str:
-    """The class to load: for a base model the class with the head that is made of the same weights."""
-    return known[0] if name.endswith("Model") and not name.endswith("LMHeadModel") else name
 
 
 def make_batch(config: Any, network: nn.Module) -> dict[str, Tensor]:

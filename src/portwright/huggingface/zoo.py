@@ -73,8 +73,10 @@ def open_zoo_file(path: Path) -> Weights:
 def _gpt2_entries(params: Params) -> list[Entry]:
     whole = all_params(params)
     count, ours, theirs = whole["num_hidden_layers"], "decoder.layers.{i}.", "transformer_decoder.layers.{i}."
-    made = [Entry("embeddings.word_embeddings.weight", "embedding_layer.word_embeddings.weight")]
-    made.append(Entry("embeddings.position_embeddings.weight", "embedding_layer.position_embeddings.weight"))
+    made = [
+        Entry("embeddings.word_embeddings.weight", "embedding_layer.word_embeddings.weight"),
+        Entry("embeddings.position_embeddings.weight", "embedding_layer.position_embeddings.weight"),
+    ]
     for kind in ("weight", "bias"):
         three = tuple(f"{theirs}self_attn.proj_{each}_dense_layer.{kind}" for each in "qkv")
         if kind == "weight" or whole["use_projection_bias_in_attention"] is not False:

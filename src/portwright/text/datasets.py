@@ -199,34 +199,16 @@ def _open(
     model: Section,
     make_transform: Callable[[Tokenizer], Transform],
 ) -> Made:
-    source = find_source(options, section)
-    tokenizer = choose_tokenizer(source, kind, model["vocab_size"], options)
+    """The samples of a section; without a tokenizer and a transform, the files hold ready samples."""
+    from portwright.data.gather import FirstSamples
+
+    source, vocab_size = find_source(options, section), model["vocab_size"]
+    tokenizer = choose_tokenizer(source, kind, vocab_size, options)
     transform = None
     if tokenizer is not None:
         objective.check_tokenizer(tokenizer)
         check_tokenizer(tokenizer, section, model)
         transform = make_transform(tokenizer)
-    return _make_dataset(source, objective, tokenizer, transform, options, model["vocab_size"]), tokenizer
-
-
-def _settle(options: Section, kind: type[BaseModel]) -> dict[str, Any]:
-    defaults = {
-        name: field.get_default(call_default_factory=True) for name, field in kind.model_fields.items()
-    }
-    return defaults | dict(options)
-
-
-def _make_dataset(
-    source: Source,
-    objective: Objective,
-    tokenizer: Tokenizer | None,
-    transform: Transform | None,
-    options: Mapping[str, Any],
-    vocab_size: int,
-) -> GatherDataset:
-    """The samples of a section; without a tokenizer and a transform, the files hold ready samples."""
-    from portwright.data.gather import FirstSamples
-
     dataset: GatherDataset
     if source.kind == "store":
         dataset = _store_dataset(source, objective, transform, options, vocab_size)
@@ -236,9 +218,18 @@ def _make_dataset(
         assert tokenizer is not None
         dataset = data.ArrayDataset(_text_rows(source, objective, tokenizer, options), transform)
     if not len(dataset):
-        raise UserError(f"{source.section} has no sample: its text is too short.", "Give more text.")
+        raise UserError(f"{section} has no sample: its text is too short.", "Give more text.")
     limit = options.get("num_samples")
-    return dataset if limit is None or limit >= len(dataset) else FirstSamples(dataset, limit)
+    if limit is not None and limit < len(dataset):
+        dataset = FirstSamples(dataset, limit)
+    return dataset, tokenizer
+
+
+def _settle(options: Section, kind: type[BaseModel]) -> dict[str, Any]:
+    defaults = {
+        name: field.get_default(call_default_factory=True) for name, field in kind.model_fields.items()
+    }
+    return defaults | dict(options)
 
 
 def _text_rows(

@@ -111,7 +111,12 @@ def prepare(
     report = on_progress or (lambda what, done, total: None)
     with locked(folder):
         clean_leftovers(folder)
-        asked = _describe(files, options, report)
+        given: Tokenizer | None = None
+        if options.tokenizer != "train":
+            given = load_tokenizer(options.tokenizer, do_lower=options.do_lower)
+            if options.objective.name == "spans":
+                given = given.with_sentinels(options.num_sentinels)
+        asked = _describe(files, options, given, report)
         found = made_of(folder, if_damaged={} if force else asked)
         if found is not None and found != asked:
             if not force and has_records(folder):
@@ -126,12 +131,14 @@ def prepare(
         if found is None:
             refuse_foreign_files(folder)
         atomic_write_text(folder / JOB_FILE, json.dumps(asked, indent=1) + "\n")
-        tokenizer = _settle_tokenizer(folder, files, options, asked, report)
+        tokenizer = _settle_tokenizer(folder, files, options, given, report)
         options.objective.check_tokenizer(tokenizer)
         return _make(files, Settings(folder, options, asked), tokenizer, report)
 
 
-def _describe(files: Sequence[InputFile], options: PrepareOptions, report: OnProgress) -> dict[str, Any]:
+def _describe(
+    files: Sequence[InputFile], options: PrepareOptions, given: Tokenizer | None, report: OnProgress
+) -> dict[str, Any]:
     """All that the store's bytes depend on."""
     total, done = total_bytes(files), 0
 
@@ -146,14 +153,10 @@ def _describe(files: Sequence[InputFile], options: PrepareOptions, report: OnPro
     trained = {"kind": options.kind, "vocab_size": options.vocab_size, "do_lower": options.do_lower}
     if options.kind == "t5":
         trained["num_sentinels"] = options.num_sentinels
-    given = None
-    if options.tokenizer != "train":
-        loaded = load_tokenizer(options.tokenizer, do_lower=options.do_lower)
-        given = _with_sentinels(loaded, options).fingerprint
     return {
         "command": "portwright data prepare",
         "objective": asdict(options.objective),
-        "tokenizer": {"fingerprint": given} if given else {"trained": trained},
+        "tokenizer": {"trained": trained} if given is None else {"fingerprint": given.fingerprint},
         "split": options.documents,
         "text_key": options.text_key,
         "shard_text_bytes": options.unit_bytes,
@@ -165,13 +168,14 @@ def _settle_tokenizer(
     folder: Path,
     files: Sequence[InputFile],
     options: PrepareOptions,
-    asked: dict[str, Any],
+    given: Tokenizer | None,
     report: OnProgress,
 ) -> Tokenizer:
     """Writes the tokenizer into the folder and reads it back, as every process will."""
     path = folder / TOKENIZER_FILE
     if not path.is_file():
-        if options.tokenizer == "train":
+        made = given
+        if made is None:
             made = train_tokenizer(
                 options.kind,
                 sample_texts(files, options, report),
@@ -179,21 +183,14 @@ def _settle_tokenizer(
                 num_sentinels=options.num_sentinels if options.kind == "t5" else 0,
                 do_lower=options.do_lower,
             )
-        else:
-            made = _with_sentinels(load_tokenizer(options.tokenizer, do_lower=options.do_lower), options)
         atomic_write_text(path, made.to_json() + "\n")
     tokenizer = load_tokenizer(path)
-    wanted = asked["tokenizer"].get("fingerprint")
-    if wanted is not None and tokenizer.fingerprint != wanted:
+    if given is not None and tokenizer.fingerprint != given.fingerprint:
         raise UserError(
-            f"{tokenizer.source} is not the tokenizer that was asked for ({tokenizer.fingerprint}, not {wanted}).",
+            f"{tokenizer.source} is not the tokenizer that was asked for ({tokenizer.fingerprint}, not {given.fingerprint}).",
             "Replace what is in the folder: --force.",
         )
     return tokenizer
-
-
-def _with_sentinels(tokenizer: Tokenizer, options: PrepareOptions) -> Tokenizer:
-    return tokenizer.with_sentinels(options.num_sentinels) if options.objective.name == "spans" else tokenizer
 
 
 def sample_texts(

@@ -43,12 +43,10 @@ def number_pairs(num_samples: int) -> tuple[list[str], list[str]]:
 
 def english(number: int) -> str:
     words = []
-    if number >= 1000:
-        words += [english(number // 1000), "thousand"]
-        number %= 1000
-    if number >= 100:
-        words += [_ENGLISH[number // 100], "hundred"]
-        number %= 100
+    for size, name in ((1000, "thousand"), (100, "hundred")):
+        if number >= size:
+            words += [english(number // size), name]
+            number %= size
     if number >= 20:
         words.append(_ENGLISH_TENS[number // 10 - 2])
         number %= 10
@@ -58,15 +56,14 @@ def english(number: int) -> str:
 def german(number: int) -> str:
     """A number's German word, its parts separated by blanks as a tokenizer would cut them."""
     words = []
-    if number >= 1000:
-        words += [german(number // 1000), "tausend"]
-        number %= 1000
-    if number >= 100:
-        words += [_GERMAN[number // 100], "hundert"]
-        number %= 100
+    for size, name in ((1000, "tausend"), (100, "hundert")):
+        if number >= size:
+            words += [german(number // size), name]
+            number %= size
     if number >= 20:
         ones, tens = number % 10, _GERMAN_TENS[number // 10 - 2]
         words += [_GERMAN[ones], "und", tens] if ones else [tens]
     elif number or not words:
         words.append("eins" if number == 1 else _GERMAN[number])
-    return " ".join(words).replace("eins tausend", "ein tausend")
+    # The one before a thousand or a hundred has no s.
+    return " ".join(words).replace("eins tausend", "ein tausend").replace("eins hundert", "ein hundert")
