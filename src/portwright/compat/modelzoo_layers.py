@@ -134,8 +134,26 @@ def rename_attention(
             state_dict[f"{prefix}out_proj.{kind}"] = output
 
 
+_LAST_ARGUMENTS = """attention_dropout_rate attention_type use_projection_bias_in_attention use_ffn_bias_in_attention use_ffn_bias
+    attention_initializer ffn_initializer"""
+_FIRST_ARGUMENTS = (
+    "d_model nhead dim_feedforward dropout activation layer_norm_eps batch_first norm_first device"
+)
+DEFAULTS: dict[str, Any] = {
+    "activation": "gelu", "batch_first": True, "use_projection_bias_in_attention": False, "use_ffn_bias_in_attention": False,
+    "use_ffn_bias": False, "attention_initializer": XAVIER, "ffn_initializer": XAVIER,
+}  # fmt: skip
+
+
 class _ZooBlock(nn.Module):
-    """The base class of the zoo's layers, which reads the zoo's checkpoints."""
+    """The base class of the zoo's layers, which have its defaults and read its checkpoints."""
+
+    order: str  # the names of the arguments by position
+    has_ff_layer1_dropout = False
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        own = {"use_ff_layer1_dropout": self.has_ff_layer1_dropout, **DEFAULTS}
+        super().__init__(**by_name(self.order, given, named, **own))
 
     def _load_from_state_dict(self, state_dict: MutableMapping[str, Any], prefix: str, *args: Any) -> None:
         for name in ("self_attn", "multihead_attn"):
@@ -154,25 +172,10 @@ class _ZooBlock(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 
-_LAST_ARGUMENTS = """attention_dropout_rate attention_type use_projection_bias_in_attention use_ffn_bias_in_attention use_ffn_bias
-    attention_initializer ffn_initializer"""
-_FIRST_ARGUMENTS = (
-    "d_model nhead dim_feedforward dropout activation layer_norm_eps batch_first norm_first device"
-)
-DEFAULTS: dict[str, Any] = {
-    "activation": "gelu", "batch_first": True, "use_projection_bias_in_attention": False, "use_ffn_bias_in_attention": False,
-    "use_ffn_bias": False, "attention_initializer": XAVIER, "ffn_initializer": XAVIER,
-}  # fmt: skip
-
-
 class TransformerEncoderLayer(_ZooBlock, layers.TransformerEncoderLayer):
     """The zoo's encoder layer."""
 
-    has_ff_layer1_dropout = False
-
-    def __init__(self, *given: Any, **named: Any) -> None:
-        own = {"use_ff_layer1_dropout": self.has_ff_layer1_dropout, **DEFAULTS}
-        super().__init__(**by_name(f"{_FIRST_ARGUMENTS} {_LAST_ARGUMENTS}", given, named, **own))
+    order = f"{_FIRST_ARGUMENTS} {_LAST_ARGUMENTS}"
 
     def forward(self, *given: Any, **named: Any) -> Tensor:
         order = "src src_mask src_key_padding_mask rotary_position_embedding_helper self_attn_position_bias"
@@ -184,13 +187,7 @@ class TransformerEncoderLayer(_ZooBlock, layers.TransformerEncoderLayer):
 class TransformerDecoderLayer(_ZooBlock, layers.TransformerDecoderLayer):
     """The zoo's decoder layer."""
 
-    has_ff_layer1_dropout = False
-
-    def __init__(self, *given: Any, **named: Any) -> None:
-        own = {"use_ff_layer1_dropout": self.has_ff_layer1_dropout, **DEFAULTS}
-        super().__init__(
-            **by_name(f"{_FIRST_ARGUMENTS} add_cross_attention {_LAST_ARGUMENTS}", given, named, **own)
-        )
+    order = f"{_FIRST_ARGUMENTS} add_cross_attention {_LAST_ARGUMENTS}"
 
     def forward(self, *given: Any, **named: Any) -> Any:
         arguments = by_name(f"{DECODED} past_kv cache_present_kv {BIASES} layer_idx", given, named)
