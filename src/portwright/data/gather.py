@@ -130,8 +130,8 @@ class ArrayDataset(RecordDataset):
                     f"ArrayDataset got {kind} for '{name}'.",
                     "Give numpy arrays of numbers or bools whose first dimension counts the samples.",
                 )
-        self.stored = StackedArrays("ArrayDataset", arrays)
-        self.arrays = self.stored.arrays
+        stacked = StackedArrays("ArrayDataset", arrays)
+        self.stored, self.arrays = stacked, stacked.arrays
         self.transform = transform
 
 

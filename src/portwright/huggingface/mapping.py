@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from portwright.errors import UserError
-from portwright.huggingface.problems import refuse_differences
+from portwright.huggingface.problems import Misshapen, refuse_differences
 from portwright.huggingface.weights import Weights
 from portwright.runtime.checkpoint_files import TensorSpec
 
@@ -172,7 +172,8 @@ def plan_ours(
     moves, expected = _moves_and_shapes(family, params, len(shapes))
     wanted = [name for move in moves for name in move.theirs]
     names, surplus, equal = find_names(shapes, wanted, family.prefix, family.ignored, family.tied)
-    planned, misshapen = [], []
+    planned: list[Move] = []
+    misshapen: list[Misshapen] = []
     for move in moves:
         if all(name in names for name in move.theirs):
             actual = tuple(names[name] for name in move.theirs)

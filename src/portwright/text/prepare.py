@@ -273,9 +273,9 @@ def _run_units(units: Iterator[Unit], settings: Settings, workers: int) -> Itera
         for unit in units:
             waiting.add(_submit(pool, unit))
             if len(waiting) > workers:
-                yield from map(Future.result, _take_done(pool, waiting))
+                yield from (each.result() for each in _take_done(pool, waiting))
         while waiting:
-            yield from map(Future.result, _take_done(pool, waiting))
+            yield from (each.result() for each in _take_done(pool, waiting))
     except BrokenProcessPool as error:
         # A worker that started while the pool ended the others was not ended, and would be waited for forever.
         for process in list((pool._processes or {}).values()):
