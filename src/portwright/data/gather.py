@@ -50,9 +50,12 @@ class GatherDataset(Dataset[dict[str, torch.Tensor]]):
         return {name: as_tensor(name, array, len(indices)) for name, array in arrays.items()}
 
     def __getitem__(self, index: Any) -> dict[str, torch.Tensor]:
-        return self.__getitems__([index])[0]
+        return self._samples([index])[0]
 
     def __getitems__(self, indices: Sequence[Any]) -> list[dict[str, torch.Tensor]]:
+        return self._samples(indices)
+
+    def _samples(self, indices: Sequence[Any]) -> list[dict[str, torch.Tensor]]:
         places = check_indices(indices, len(self))
         tensors = self.tensors(places, Draws(self.seed, self.epoch, places))
         return [{name: tensor[row] for name, tensor in tensors.items()} for row in range(len(places))]
