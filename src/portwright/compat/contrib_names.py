@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from portwright.compat.finder import Attributes
+from portwright.compat.finder import Attributes, names_from
 from portwright.tensorflow import _PLACES
 
 _HERE = "portwright.compat"
@@ -10,47 +10,43 @@ _OURS = "portwright.tensorflow"
 _V1 = "tensorflow.compat.v1"
 
 
-def _from(place: str, *names: str, **renamed: str) -> dict[str, str]:
-    """Maps names to their place; `renamed` are those with another name there."""
-    if place == _OURS:
-        return {
-            name: f"{_OURS}.{_PLACES[there]}:{there}"
-            for name, there in {**{n: n for n in names}, **renamed}.items()
-        }
-    return {name: f"{place}:{there}" for name, there in {**{n: n for n in names}, **renamed}.items()}
+def _of_ours(*names: str, **renamed: str) -> dict[str, str]:
+    """Public names of portwright.tensorflow, each from the module that defines it."""
+    there = {**dict(zip(names, names, strict=True)), **renamed}
+    return {name: f"{_OURS}.{_PLACES[own]}:{own}" for name, own in there.items()}
 
 
-_INITIALIZERS_AND_REGULARIZERS = _from(
+_INITIALIZERS_AND_REGULARIZERS = names_from(
     f"{_HERE}.contrib_initializers",
     "xavier_initializer", "xavier_initializer_conv2d", "variance_scaling_initializer", "l1_regularizer",
     "l2_regularizer", "apply_regularization",
 )  # fmt: skip
 _LAYERS = {
     **_INITIALIZERS_AND_REGULARIZERS,
-    **_from(
+    **names_from(
         f"{_HERE}.contrib_layers",
         "fully_connected", "linear", "flatten", "dropout", "one_hot_encoding", "embed_sequence",
         "optimize_loss", "OPTIMIZER_SUMMARIES", "repeat", "softmax", "stack",
     ),
-    **_from(
+    **names_from(
         f"{_HERE}.contrib_convolutions",
         "conv2d", "convolution2d", "conv2d_transpose", "separable_conv2d", "separable_convolution2d", "max_pool2d",
         "avg_pool2d",
     ),
-    **_from(f"{_HERE}.contrib_norms", "batch_norm", "layer_norm", "instance_norm", "group_norm"),
+    **names_from(f"{_HERE}.contrib_norms", "batch_norm", "layer_norm", "instance_norm", "group_norm"),
 }  # fmt: skip
 _FRAMEWORK = {
-    **_from(f"{_HERE}.contrib_scopes", "arg_scope", "add_arg_scope", "arg_scope_func_key", "has_arg_scope"),
-    **_from(
+    **names_from(f"{_HERE}.contrib_scopes", "arg_scope", "add_arg_scope", "arg_scope_func_key", "has_arg_scope"),
+    **names_from(
         f"{_HERE}.contrib_variables",
         "assign_from_checkpoint", "assign_from_checkpoint_fn", "filter_variables", "get_model_variables", "get_variables",
         "get_trainable_variables", "get_variables_by_name", "get_variables_by_suffix", "get_variables_to_restore",
         "get_unique_variable", "model_variable", "variable", "add_model_variable",
     ),
-    **_from(_V1 + ":train", "get_global_step", "get_or_create_global_step", "create_global_step", "assert_global_step",
+    **names_from(_V1 + ":train", "get_global_step", "get_or_create_global_step", "create_global_step", "assert_global_step",
             "init_from_checkpoint", "load_checkpoint", "load_variable", "list_variables"),
-    **_from(_V1, "argsort", "sort"),
-    **_from(_V1, "is_tensor", "nest"),
+    **names_from(_V1, "argsort", "sort"),
+    **names_from(_V1, "is_tensor", "nest"),
     "zero_initializer": f"{_V1}:zeros_initializer",
 }  # fmt: skip
 _RNN_CELLS = (
@@ -69,20 +65,20 @@ _LOOKUP = (
 
 _TABLE: dict[str, Attributes] = {
     "": {"keras": f"{_V1}:keras"},
-    "autograph": _from(f"{_V1}:autograph", "to_code", "to_graph"),
-    "cluster_resolver": _from(
+    "autograph": names_from(f"{_V1}:autograph", "to_code", "to_graph"),
+    "cluster_resolver": names_from(
         f"{_V1}:distribute:cluster_resolver",
         "ClusterResolver", "GCEClusterResolver", "KubernetesClusterResolver", "SimpleClusterResolver", "SlurmClusterResolver",
         "TFConfigClusterResolver", "TPUClusterResolver", UnionClusterResolver="UnionResolver",
     ),
     "compiler": {},
     "compiler.jit": {"experimental_jit_scope": "tensorflow.xla.experimental:jit_scope"},
-    "crf": _from(
+    "crf": names_from(
         f"{_HERE}.contrib_crf",
         "crf_decode", "crf_log_likelihood", "viterbi_decode",
     ),
     "data": {
-        **_from(
+        **names_from(
             f"{_V1}:data:experimental",
             "map_and_batch", "parallel_interleave", "shuffle_and_repeat", "unbatch", "group_by_window", "scan", "unique",
             "bucket_by_sequence_length", "ignore_errors", "sample_from_datasets", "choose_from_datasets", "enumerate_dataset",
@@ -90,61 +86,60 @@ _TABLE: dict[str, Attributes] = {
             "SqlDataset", "RandomDataset", "Counter", "Optional", "get_next_as_optional", "get_single_element",
             "make_saveable_from_iterator", "rejection_resample", "dense_to_sparse_batch", "AUTOTUNE",
         ),
-        **_from(f"{_V1}:data", "Dataset", "TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset", "Iterator"),
-        **_from(f"{_HERE}.contrib_data", "batch_and_drop_remainder"),
-        **_from(_OURS, "CheckpointInputPipelineHook"),
+        **names_from(f"{_V1}:data", "Dataset", "TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset", "Iterator"),
+        **names_from(f"{_HERE}.contrib_data", "batch_and_drop_remainder"),
+        **_of_ours("CheckpointInputPipelineHook"),
     },
     "distribute": {
-        **_from(f"{_V1}:distribute", "MirroredStrategy", "OneDeviceStrategy", DistributionStrategy="Strategy"),
-        **_from(
+        **names_from(f"{_V1}:distribute", "MirroredStrategy", "OneDeviceStrategy", DistributionStrategy="Strategy"),
+        **names_from(
             f"{_V1}:distribute:experimental", "ParameterServerStrategy", "TPUStrategy",
             CollectiveAllReduceStrategy="MultiWorkerMirroredStrategy",
         ),
         "AllReduceCrossDeviceOps": f"{_V1}:distribute:HierarchicalCopyAllReduce",
     },
-    "eager": _from(_V1, "enable_eager_execution", "GradientTape", "Variable", "executing_eagerly", py_func="py_function", defun="function"),
+    "eager": names_from(_V1, "enable_eager_execution", "GradientTape", "Variable", "executing_eagerly", py_func="py_function", defun="function"),
     "estimator": {
-        **_from(f"{_OURS}.experimental", *_STOPPING),
-        **_from(_OURS, "add_metrics", "DNNEstimator", "LinearEstimator", "DNNLinearCombinedEstimator"),
-        **_from(
-            _OURS, multi_class_head="MultiClassHead", binary_classification_head="BinaryClassHead",
+        **names_from(f"{_OURS}.experimental", *_STOPPING),
+        **_of_ours("add_metrics", "DNNEstimator", "LinearEstimator", "DNNLinearCombinedEstimator"),
+        **_of_ours(multi_class_head="MultiClassHead", binary_classification_head="BinaryClassHead",
             regression_head="RegressionHead", multi_label_head="MultiLabelHead", multi_head="MultiHead",
             poisson_regression_head="PoissonRegressionHead", logistic_regression_head="LogisticRegressionHead",
         ),
-        **_from(f"{_HERE}.contrib_estimator", "clip_gradients_by_norm"),
+        **names_from(f"{_HERE}.contrib_estimator", "clip_gradients_by_norm"),
     },
     "framework": _FRAMEWORK,
-    "framework.nest": _from(f"{_V1}:nest", "assert_same_structure", "flatten", "map_structure", "pack_sequence_as"),
-    "hooks": _from(f"{_V1}:train", "ProfilerHook"),
+    "framework.nest": names_from(f"{_V1}:nest", "assert_same_structure", "flatten", "map_structure", "pack_sequence_as"),
+    "hooks": names_from(f"{_V1}:train", "ProfilerHook"),
     "layers": {**_LAYERS, "initializers": f"{_HERE}.contrib_initializers", "regularizers": f"{_HERE}.contrib_initializers"},
-    "learn": _from(_OURS, "RunConfig", "ModeKeys"),
+    "learn": _of_ours("RunConfig", "ModeKeys"),
     "lookup": {
-        **_from("tensorflow.python.ops.lookup_ops", *_LOOKUP),
+        **names_from("tensorflow.python.ops.lookup_ops", *_LOOKUP),
         "MutableDenseHashTable": "tensorflow.python.ops.lookup_ops:DenseHashTable",
     },
-    "losses": _from(
+    "losses": names_from(
         f"{_HERE}.contrib_losses", "get_losses", "get_regularization_losses", "get_total_loss", "log_loss",
         "mean_squared_error", "softmax_cross_entropy",
     ),
-    "metrics": _from(
+    "metrics": names_from(
         f"{_HERE}.contrib_metrics",
         "accuracy", "aggregate_metric_map", "streaming_accuracy", "streaming_concat", "streaming_mean", "streaming_mean_iou",
         "streaming_mean_squared_error", "streaming_pearson_correlation",
     ),
-    "opt": _from(
+    "opt": names_from(
         f"{_HERE}.contrib_optimizers",
         "AdamWOptimizer", "LazyAdamOptimizer", "extend_with_decoupled_weight_decay",
     ),
-    "predictor": _from(f"{_HERE}.contrib_predictor", "from_estimator", "from_saved_model"),
+    "predictor": names_from(f"{_HERE}.contrib_predictor", "from_estimator", "from_saved_model"),
     "rnn": {
-        **_from(f"{_V1}:nn:rnn_cell", *_RNN_CELLS, LayerRNNCell="RNNCell"),
-        **_from(f"{_V1}:nn", "static_bidirectional_rnn", "static_rnn", "static_state_saving_rnn"),
-        **_from(
+        **names_from(f"{_V1}:nn:rnn_cell", *_RNN_CELLS, LayerRNNCell="RNNCell"),
+        **names_from(f"{_V1}:nn", "static_bidirectional_rnn", "static_rnn", "static_state_saving_rnn"),
+        **names_from(
             f"{_HERE}.contrib_rnn",
             "LSTMBlockCell", "LSTMBlockFusedCell", "TimeReversedFusedRNN", "stack_bidirectional_dynamic_rnn",
         ),
     },
-    "seq2seq": _from(f"{_HERE}.contrib_rnn", "sequence_loss"),
+    "seq2seq": names_from(f"{_HERE}.contrib_rnn", "sequence_loss"),
     "slim": {
         **_LAYERS,
         **_FRAMEWORK,
@@ -154,17 +149,17 @@ _TABLE: dict[str, Attributes] = {
         "model_analyzer": f"{_HERE}.contrib_variables",
         "utils": f"{_HERE}.contrib_variables",
     },
-    "summary": _from(
+    "summary": names_from(
         f"{_HERE}.contrib_summary",
         "all_summary_ops", "always_record_summaries", "audio", "create_file_writer", "flush", "histogram", "image", "initialize",
         "record_summaries_every_n_global_steps", "scalar",
     ),
     "tpu": {
-        **_from(
+        **names_from(
             f"{_OURS}.tpu",
             "CrossShardOptimizer", "InputPipelineConfig", "RunConfig", "TPUConfig", "TPUEstimator", "TPUEstimatorSpec",
         ),
-        **_from(
+        **names_from(
             f"{_V1}:tpu", "batch_parallel", "bfloat16_scope", "core", "initialize_system", "outside_compilation", "replicate",
             "rewrite", "shard", "shutdown_system",
         ),
@@ -172,8 +167,8 @@ _TABLE: dict[str, Attributes] = {
         "AsyncCheckpointSaverHook": f"{_V1}:train:CheckpointSaverHook",
     },
     "training": {
-        **_from(f"{_HERE}.contrib_training", "HParams", "create_train_op"),
-        **_from(f"{_V1}:train", "checkpoints_iterator"),
+        **names_from(f"{_HERE}.contrib_training", "HParams", "create_train_op"),
+        **names_from(f"{_V1}:train", "checkpoints_iterator"),
     },
 }  # fmt: skip
 

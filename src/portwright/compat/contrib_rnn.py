@@ -167,10 +167,9 @@ def sequence_loss(
                 softmax_loss_function(labels=tf.reshape(targets, [-1]), logits=flat), tf.shape(targets)
             )
         losses = losses * weights
-        if average_across_timesteps and average_across_batch:
-            return tf.reduce_sum(losses) / (tf.reduce_sum(weights) + 1e-12)
-        if average_across_timesteps:
-            return tf.reduce_sum(losses, 1) / (tf.reduce_sum(weights, 1) + 1e-12)
-        if average_across_batch:
-            return tf.reduce_sum(losses, 0) / (tf.reduce_sum(weights, 0) + 1e-12)
-        return losses
+        axes = [
+            axis for axis, averaged in enumerate((average_across_batch, average_across_timesteps)) if averaged
+        ]
+        if not axes:
+            return losses
+        return tf.reduce_sum(losses, axes) / (tf.reduce_sum(weights, axes) + 1e-12)

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from portwright.compat.estimator_names import make_finder
-from portwright.compat.tensorflow_loaded import AfterLoading, give_back_to_keras, give_back_to_tensorflow
+from portwright.compat.finder import AfterLoading
+from portwright.compat.tensorflow_loaded import give_back_to_keras, give_back_to_tensorflow
 from portwright.compat.tensorflow_views import ImportGate
 from portwright.errors import UserError
 from portwright.tensorflow import prepare

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from portwright.compat.contrib_names import contrib_modules, cure_for
-from portwright.compat.finder import Attributes, LendingFinder
+from portwright.compat.finder import Attributes, LendingFinder, names_from
 from portwright.tensorflow import _NAMES, _PLACES
 
 _HERE = "portwright.compat"
@@ -35,13 +35,9 @@ _PARTS = {  # name: its module, for names that portwright.tensorflow itself does
     **dict.fromkeys(_EXPORT, "export"),
     **dict.fromkeys(_INPUTS, "inputs"),
 }
-_TPU: Attributes = {
-    **{
-        name: f"{_OURS}.tpu:{name}"
-        for name in ("InputPipelineConfig", "TPUConfig", "TPUEstimator", "TPUEstimatorSpec")
-    },
-    "RunConfig": f"{_OURS}.tpu:RunConfig",
-}
+_TPU = names_from(
+    f"{_OURS}.tpu", "InputPipelineConfig", "RunConfig", "TPUConfig", "TPUEstimator", "TPUEstimatorSpec"
+)
 
 
 def place_of(name: str) -> str:
@@ -54,7 +50,7 @@ def _of_ours(*names: str) -> dict[str, str]:
 
 
 V1_ESTIMATOR = "tensorflow.compat.v1.estimator"  # what tf.estimator means in a file of TensorFlow 1
-_CANNED_V1: Attributes = {name: f"{_OURS}.canned.v1:{name}" for name in _CANNED}
+_CANNED_V1 = names_from(f"{_OURS}.canned.v1", *_CANNED)
 
 
 def _tf_estimator(package: str, canned: Attributes) -> dict[str, Attributes]:
@@ -123,33 +119,27 @@ def _cerebras() -> dict[str, Attributes]:
         "cerebras.tf.cs_estimator": _of_ours("CerebrasEstimator"),
         "cerebras.tf.cs_estimator_spec": _of_ours("CSEstimatorSpec"),
         "cerebras.tf.run_config": _of_ours("CSRunConfig"),
-        "cerebras.tf.host_call": {
-            name: f"{_OURS}.spec:{name}" for name in ("host_call_to_eval_metric_ops", "validate_host_call")
-        },
-        "cerebras.tf.summary": {
-            name: f"{helpers}:{name}" for name in ("cs1_disable_summaries", "cs1_enable_summaries")
-        },
-        "cerebras.tf.tf_helper": {
-            name: f"{helpers}:{name}"
-            for name in ("GetWeights", "boundary_cast", "summarize_tensor", "summary_layer")
-        },
+        "cerebras.tf.host_call": names_from(
+            f"{_OURS}.spec", "host_call_to_eval_metric_ops", "validate_host_call"
+        ),
+        "cerebras.tf.summary": names_from(helpers, "cs1_disable_summaries", "cs1_enable_summaries"),
+        "cerebras.tf.tf_helper": names_from(
+            helpers, "GetWeights", "boundary_cast", "summarize_tensor", "summary_layer"
+        ),
         "cerebras.pb": {},
         "cerebras.pb.common": {},
-        "cerebras.pb.common.tri_state_pb2": {
-            n: f"{helpers}:{n}" for n in ("TS_DISABLED", "TS_ENABLED", "TS_UNSET")
-        },
-        "cerebras.pb.common.cerebras_type_pb2": {n: f"{helpers}:{n}" for n in ("T_CB16", "T_FP16", "T_FP32")},
+        "cerebras.pb.common.tri_state_pb2": names_from(helpers, "TS_DISABLED", "TS_ENABLED", "TS_UNSET"),
+        "cerebras.pb.common.cerebras_type_pb2": names_from(helpers, "T_CB16", "T_FP16", "T_FP32"),
         "cerebras.pb.stack": {},
-        "cerebras.pb.stack.autogen_pb2": {n: f"{helpers}:{n}" for n in ("AP_DISABLED", "AP_ENABLED")},
-        "cerebras.pb.stack.full_pb2": {"FullConfig": f"{helpers}:FullConfig"},
+        "cerebras.pb.stack.autogen_pb2": names_from(helpers, "AP_DISABLED", "AP_ENABLED"),
+        "cerebras.pb.stack.full_pb2": names_from(helpers, "FullConfig"),
         "cerebras.pb.tf": {},
-        "cerebras.pb.tf.csconfig_pb2": {"CSConfig": f"{helpers}:CSConfig"},
+        "cerebras.pb.tf.csconfig_pb2": names_from(helpers, "CSConfig"),
     }
 
 
 def _zoo(package: str) -> dict[str, Attributes]:
     """The part of the model zoo that every run.py imports; before release 1.6 it was called `common`."""
-    run = f"{_HERE}.zoo_run_utils"
     return {
         f"{package}.tf": {},
         f"{package}.tf.estimator": {},
@@ -159,32 +149,26 @@ def _zoo(package: str) -> dict[str, Attributes]:
         f"{package}.tf.estimator.utils": {
             "cs_disable_summaries": f"{_HERE}.cerebras_tf:cs1_disable_summaries",
             "cs_enable_summaries": f"{_HERE}.cerebras_tf:cs1_enable_summaries",
-            "host_call_to_eval_metric_ops": f"{_OURS}.spec:host_call_to_eval_metric_ops",
-            "validate_host_call": f"{_OURS}.spec:validate_host_call",
+            **names_from(f"{_OURS}.spec", "host_call_to_eval_metric_ops", "validate_host_call"),
         },
-        f"{package}.tf.run_utils": {
-            name: f"{run}:{name}"
-            for name in (
-                "check_env", "create_warm_start_settings", "get_csconfig", "get_csrunconfig_dict", "get_params",
-                "get_predict_directory", "is_cs", "save_params", "save_predictions", "update_params_from_args",
-            )
-        },
+        f"{package}.tf.run_utils": names_from(
+            f"{_HERE}.cerebras_tf", "check_env", "create_warm_start_settings", "get_csconfig", "get_csrunconfig_dict",
+            "get_params", "get_predict_directory", "is_cs", "save_params", "save_predictions", "update_params_from_args",
+        ),
         f"{package}.tf.layers": {},
-        f"{package}.tf.layers.utils": {
-            name: f"{_HERE}.cerebras_tf:{name}" for name in ("boundary_cast", "summarize_tensor", "summary_layer")
-        },
+        f"{package}.tf.layers.utils": names_from(
+            f"{_HERE}.cerebras_tf", "boundary_cast", "summarize_tensor", "summary_layer"
+        ),
     }  # fmt: skip
 
 
-_OLD_PRECISION = {
-    name: f"{_HERE}.keras_old_precision:{name}"
-    for name in ("LossScaleOptimizer", "Policy", "get_layer_policy", "global_policy", "set_policy")
-}
-
-
+_OLD_PRECISION = names_from(
+    f"{_HERE}.keras_old_precision",
+    "LossScaleOptimizer", "Policy", "get_layer_policy", "global_policy", "set_policy",
+)  # fmt: skip
 # keras_preprocessing was a separate package, which is now part of Keras.
 _KERAS_PREPROCESSING = {
-    part: {name: f"tf_keras.preprocessing.{part}:{name}" for name in names}
+    part: names_from(f"tf_keras.preprocessing.{part}", *names)
     for part, names in {
         "image": ("ImageDataGenerator", "array_to_img", "img_to_array", "load_img", "save_img"),
         "sequence": ("TimeseriesGenerator", "make_sampling_table", "pad_sequences", "skipgrams"),
@@ -221,9 +205,9 @@ def make_finder() -> LendingFinder:
         "tensorflow.examples": {},
         "tensorflow.examples.tutorials": {},
         "tensorflow.examples.tutorials.mnist": {"input_data": f"{_HERE}.mnist_files"},
-        "tensorflow.examples.tutorials.mnist.input_data": {
-            name: f"{_HERE}.mnist_files:{name}" for name in ("read_data_sets", "DataSet")
-        },
+        "tensorflow.examples.tutorials.mnist.input_data": names_from(
+            f"{_HERE}.mnist_files", "read_data_sets", "DataSet"
+        ),
     }
     precision = {"experimental": f"{_HERE}.keras_old_precision"}
     return LendingFinder(

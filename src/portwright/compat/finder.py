@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import FrameType, ModuleType
@@ -18,6 +19,14 @@ from portwright.errors import UserError, suggest
 
 Attributes = Mapping[str, str]
 """What a lent module holds: each name, and its place: `package.module`, `package.module:name` or `package.module:table:key`."""
+
+
+def names_from(place: str, *names: str, **renamed: str) -> dict[str, str]:
+    """What a lent module holds of one place; `renamed` are names that are others there."""
+    return {
+        name: f"{place}:{there}"
+        for name, there in {**dict(zip(names, names, strict=True)), **renamed}.items()
+    }
 
 
 class LendingFinder(MetaPathFinder):
@@ -42,9 +51,10 @@ class LendingFinder(MetaPathFinder):
         self._lent = dict(lent)
         self._whole = tuple(whole)
         self._prefer_disk = prefer_disk
-        self._added = dict(added or {})
+        self._added = AfterLoading({name: partial(_add_names, held) for name, held in (added or {}).items()})
         self._cure = cure
-        self._parents = {parent for name in lent for parent in _parents_of(name)} - set(lent)
+        above = {name[:end] for name in lent for end, letter in enumerate(name) if letter == "."}
+        self._parents = above - set(lent)
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -71,24 +81,19 @@ class LendingFinder(MetaPathFinder):
         if self._is_whole(fullname):
             parent = fullname.rpartition(".")[0]
             names = [name for name in self._lent if name.rpartition(".")[0] == parent]
-            if self._cure is not None:
-                raise NotLentModuleError(
-                    f"{users_line()}{fullname} is not among the modules that Portwright lends.",
-                    f"{self._cure(fullname)} {suggest(fullname, names)}",
-                    fullname,
+            if self._cure is None:
+                raise ModuleNotFoundError(
+                    f"No module named '{fullname}' among those that Portwright lends. {suggest(fullname, names)}",
+                    name=fullname,
                 )
-            raise ModuleNotFoundError(
-                f"No module named '{fullname}' among those that Portwright lends. {suggest(fullname, names)}",
-                name=fullname,
+            raise NotLentModuleError(
+                f"{users_line()}{fullname} is not among the modules that Portwright lends.",
+                f"{self._cure(fullname)} {suggest(fullname, names)}",
+                fullname,
             )
         if fullname in self._parents and PathFinder.find_spec(fullname, path, target) is None:
             return ModuleSpec(fullname, _LentLoader({}), origin="portwright", is_package=True)
-        if fullname in self._added:
-            installed = PathFinder.find_spec(fullname, path, target)
-            if installed is not None and installed.loader is not None:
-                installed.loader = _AddingLoader(installed.loader, self._added[fullname])
-            return installed
-        return None
+        return self._added.find_spec(fullname, path, target)
 
     def _is_whole(self, name: str) -> bool:
         return any(name == top or name.startswith(f"{top}.") for top in self._whole)
@@ -147,11 +152,35 @@ class _LentLoader(Loader):
             module.__dict__["__all__"] = sorted(attributes)
 
 
-class _AddingLoader(Loader):
-    """Loads an installed module, and then adds names that it no longer has."""
+class AfterLoading(MetaPathFinder):
+    """Calls a function with an installed module as soon as that is loaded; `then` gives the function by the module's name."""
 
-    def __init__(self, loader: Loader, attributes: Attributes) -> None:
-        self._loader, self._attributes = loader, attributes
+    def __init__(self, then: Mapping[str, Callable[[Any], None]]) -> None:
+        self._then = then
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self._then:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _ThenLoader(spec.loader, self._then[fullname])
+        return spec
+
+    def install(self) -> None:
+        for name, then in self._then.items():
+            if name in sys.modules:
+                then(sys.modules[name])
+        sys.meta_path.insert(0, self)
+
+    def remove(self) -> None:
+        sys.meta_path.remove(self)
+
+
+class _ThenLoader(Loader):
+    def __init__(self, loader: Loader, then: Callable[[Any], None]) -> None:
+        self._loader, self._then = loader, then
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)  # such as get_source
@@ -161,9 +190,13 @@ class _AddingLoader(Loader):
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        for name, place in self._attributes.items():
-            if not hasattr(module, name):
-                setattr(module, name, _resolve(place))
+        self._then(module)
+
+
+def _add_names(attributes: Attributes, module: Any) -> None:
+    for name, place in attributes.items():
+        if not hasattr(module, name):
+            setattr(module, name, _resolve(place))
 
 
 def _resolve(place: str) -> Any:
@@ -174,16 +207,8 @@ def _resolve(place: str) -> Any:
     return found
 
 
-def _parents_of(name: str) -> list[str]:
-    parts = name.split(".")
-    return [".".join(parts[:length]) for length in range(1, len(parts))]
-
-
 class NotLentError(UserError, AttributeError):
     """A UserError for the command line, and an AttributeError for code that asks with hasattr."""
-
-    def __init__(self, message: str, cure: str = "") -> None:
-        UserError.__init__(self, message, cure)
 
 
 class NotLentModuleError(UserError, ModuleNotFoundError):

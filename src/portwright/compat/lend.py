@@ -59,8 +59,8 @@ def explain_import_error(script: Path, error: ImportError) -> PortwrightError:
             f"{where} imports '{error.name}', which is neither installed nor beside the script.",
             f"The script's README or requirements tell what has it: a package that is called '{package}' can be somebody else's.",
         )
-    what = f"there is no module '{error.name}' in {place}"
-    what = what if isinstance(error, ModuleNotFoundError) else str(error)
+    is_missing = isinstance(error, ModuleNotFoundError)
+    what = f"there is no module '{error.name}' in {place}" if is_missing else str(error)
     return UserError(f"{where}: {what}.", f"Take a release of {package or 'it'} that has it, or see --debug.")
 
 

@@ -44,7 +44,9 @@ class PyTorchBaseModel(base_model.PyTorchBaseModel):
     ) -> None:
         super().__init__(params, model, device, model_fn=model_fn)
         self._post_device_transfer()
-        self._refuse_what_is_not_called()
+        for name, cure in _NOT_CALLED.items():
+            if self._overrides(name):
+                raise UserError(f"{type(self).__name__} overrides {name}, which is never called here.", cure)
         self.mode: str = params["runconfig"].get("mode", modes.TRAIN)
         self.mixed_precision = bool(params["model"].get("mixed_precision", False))
         self.allow_multireplica = params["model"].get("allow_multireplica", True) and self.mode == modes.TRAIN
@@ -53,7 +55,11 @@ class PyTorchBaseModel(base_model.PyTorchBaseModel):
                 f"{type(self).__name__} does not support mode {self.mode}.",
                 f"It supports {', '.join(self.supported_non_cs_modes)}.",
             )
-        self._freeze_what_is_not_trainable()
+        if self._overrides("trainable_named_parameters"):
+            trained = {id(parameter) for _, parameter in self.trainable_named_parameters()}
+            for parameter in self.model.parameters():
+                if id(parameter) not in trained:
+                    parameter.requires_grad_(False)
         self.lr_scheduler = None
         self.optimizer: torch.optim.Optimizer | None = None
         if self.mode in (modes.TRAIN, modes.TRAIN_AND_EVAL) and self._overrides("_configure_optimizer"):
@@ -111,19 +117,6 @@ class PyTorchBaseModel(base_model.PyTorchBaseModel):
 
     def _overrides(self, name: str) -> bool:
         return getattr(type(self), name, None) is not getattr(PyTorchBaseModel, name, None)
-
-    def _refuse_what_is_not_called(self) -> None:
-        for name, cure in _NOT_CALLED.items():
-            if self._overrides(name):
-                raise UserError(f"{type(self).__name__} overrides {name}, which is never called here.", cure)
-
-    def _freeze_what_is_not_trainable(self) -> None:
-        if not self._overrides("trainable_named_parameters"):
-            return
-        trained = {id(parameter) for _, parameter in self.trainable_named_parameters()}
-        for parameter in self.model.parameters():
-            if id(parameter) not in trained:
-                parameter.requires_grad_(False)
 
 
 def _with_own_batch(call: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -13,7 +13,7 @@ from torch.utils.data import IterableDataset, default_collate
 
 from portwright.base_model import split_loss
 from portwright.errors import UserError
-from portwright.job.params import get_params as read_params
+from portwright.job.params import get_params as read_params_file
 
 
 class BufferedShuffleDataset(IterableDataset[Any]):
@@ -140,17 +140,13 @@ def extract_loss(model_outputs: Any) -> torch.Tensor:
 
 def get_params(params_file: str | Path, config: str | None = None) -> dict[str, Any]:
     """Reads a params file, or one top-level key of it, as a plain dict."""
-    params = read_params(params_file)
+    params = read_params_file(params_file)
     if config is None:
         return params
     if config not in params:
         raise UserError(f"{params_file} has no config '{config}'.", f"It has {', '.join(map(str, params))}.")
     chosen: dict[str, Any] = params[config]
     return chosen
-
-
-def read_params_file(params_file: str | Path) -> dict[str, Any]:
-    return read_params(params_file)
 
 
 def update_defaults(params: dict[str, Any], default_params: Mapping[str, Any]) -> dict[str, Any]:

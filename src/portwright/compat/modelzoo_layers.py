@@ -8,24 +8,17 @@ checkpoints of either release, whose queries, keys and values are three matrices
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+import copy
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from portwright import layers
-from portwright.compat.modelzoo_blocks import (
-    DECODED,
-    DEFAULTS,
-    GPTJDecoderLayer,
-    MultiheadAttention,
-    MultiQueryAttention,
-    TransformerDecoderLayer,
-    TransformerEncoderLayer,
-    by_name,
-    merge_masks,
-)
 from portwright.layers import RelativePositionEmbeddingLayer
+from portwright.layers.attention import check_kv_groups
+from portwright.layers.bias import attn_mask_to_4d, combine_masks
 
 __all__ = [
     "LAYERS_1",
@@ -43,6 +36,207 @@ __all__ = [
     "TransformerEncoder",
     "TransformerEncoderLayer",
 ]
+
+XAVIER = "xavier_uniform"
+
+
+def _as_mask(mask: Tensor | None) -> Tensor | None:
+    """Turns the zoo's integer masks, in which values other than 0 are masked, into bool masks."""
+    return mask if mask is None or mask.is_floating_point() else mask.bool()
+
+
+def merge_padding(attn_mask: Tensor | None, padding: Tensor | None) -> tuple[Tensor | None, Tensor | None]:
+    """Merges a padding mask of three or four dimensions, as the zoo allows, into the attention mask."""
+    attn_mask, padding = _as_mask(attn_mask), _as_mask(padding)
+    if padding is None or padding.dim() < 3:
+        return attn_mask, padding
+    padding = padding[:, None] if padding.dim() == 3 else padding
+    if attn_mask is None:
+        return padding, None
+    return combine_masks(attn_mask_to_4d(attn_mask, padding.shape[0], 1), padding), None
+
+
+def merge_masks(arguments: dict[str, Any], mask: str, padding: str) -> None:
+    """Merges the two masks of these names in the arguments of a call."""
+    arguments[mask], arguments[padding] = merge_padding(arguments.get(mask), arguments.get(padding))
+
+
+def by_name(order: str, given: Sequence[Any], named: Mapping[str, Any], **defaults: Any) -> dict[str, Any]:
+    """The arguments of a call by name; `order` names those that the zoo takes by position."""
+    names = order.split()
+    if len(given) > len(names):
+        raise TypeError(
+            f"{len(given)} arguments were given by position, and there are {len(names)}: {order}."
+        )
+    placed = dict(zip(names, given, strict=False))
+    if twice := placed.keys() & named.keys():
+        raise TypeError(f"got multiple values for {', '.join(sorted(twice))}.")
+    return {**defaults, **placed, **named}
+
+
+_INIT = """embed_dim num_heads dropout batch_first add_bias_kv add_zero_attn kdim vdim use_projection_bias use_ffn_bias
+    attention_initializer output_layer_initializer attention_type device"""
+_FORWARD = """q k v attn_mask key_padding_mask need_weights average_attn_weights past_kv cache_present_kv past_kv_self_attn
+    position_bias rotary_position_embedding_helper layer_idx position_ids"""
+
+
+class MultiheadAttention(layers.MultiheadAttention):
+    """The zoo's attention: `forward` returns a tensor, or a pair with the attention weights or the keys and values to cache."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        arguments = by_name(
+            _INIT, given, named, batch_first=True, use_ffn_bias=False, attention_initializer=XAVIER
+        )
+        arguments["use_projection_bias"] = bool(arguments.get("use_projection_bias"))
+        super().__init__(**{"bias": False, **arguments})
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        arguments = by_name(_FORWARD, given, named, need_weights=False, cache_present_kv=False)
+        arguments.pop("layer_idx", None)
+        query, key, value = (arguments.pop(name) for name in "qkv")
+        need_weights, gives_cache = arguments["need_weights"], arguments.pop("cache_present_kv")
+        merge_masks(arguments, "attn_mask", "key_padding_mask")
+        output, weights, present = super().forward(query, key, value, cache_present_kv=True, **arguments)
+        if gives_cache:
+            return output, present
+        return (output, weights) if need_weights else output
+
+    def _load_from_state_dict(self, state_dict: MutableMapping[str, Any], prefix: str, *args: Any) -> None:
+        rename_attention(state_dict, prefix, self)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class MultiQueryAttention(MultiheadAttention):
+    """The zoo's attention with keys and values shared by groups of heads."""
+
+    def __init__(
+        self, embed_dim: int, num_heads: int, *args: Any, num_kv_groups: int = 1, **kwargs: Any
+    ) -> None:
+        self.num_kv_groups = check_kv_groups(num_heads, num_kv_groups)
+        super().__init__(embed_dim, num_heads, *args, **kwargs)
+
+
+def rename_attention(
+    state_dict: MutableMapping[str, Any], prefix: str, attention: layers.MultiheadAttention
+) -> None:
+    """Joins the zoo's three input matrices into Portwright's one, and renames the output projection."""
+    for kind in ("weight", "bias"):
+        names = [f"{prefix}proj_{part}_dense_layer.{kind}" for part in "qkv"]
+        if all(name in state_dict for name in names):
+            parts = [state_dict.pop(name) for name in names]
+            if kind == "bias" or attention.in_proj_weight is not None:
+                state_dict[f"{prefix}in_proj_{kind}"] = torch.cat(parts)
+            else:
+                for part, tensor in zip("qkv", parts, strict=True):
+                    state_dict[f"{prefix}{part}_proj_weight"] = tensor
+        output = state_dict.pop(f"{prefix}proj_output_dense_layer.{kind}", None)
+        if output is not None:
+            state_dict[f"{prefix}out_proj.{kind}"] = output
+
+
+_LAST_ARGUMENTS = """attention_dropout_rate attention_type use_projection_bias_in_attention use_ffn_bias_in_attention use_ffn_bias
+    attention_initializer ffn_initializer"""
+_FIRST_ARGUMENTS = (
+    "d_model nhead dim_feedforward dropout activation layer_norm_eps batch_first norm_first device"
+)
+DEFAULTS: dict[str, Any] = {
+    "activation": "gelu", "batch_first": True, "use_projection_bias_in_attention": False, "use_ffn_bias_in_attention": False,
+    "use_ffn_bias": False, "attention_initializer": XAVIER, "ffn_initializer": XAVIER,
+}  # fmt: skip
+
+
+class _ZooBlock(nn.Module):
+    """The base class of the zoo's layers, which have its defaults and read its checkpoints."""
+
+    order: str  # the names of the arguments by position
+    has_ff_layer1_dropout = False
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        own = {"use_ff_layer1_dropout": self.has_ff_layer1_dropout, **DEFAULTS}
+        super().__init__(**by_name(self.order, given, named, **own))
+
+    def _load_from_state_dict(self, state_dict: MutableMapping[str, Any], prefix: str, *args: Any) -> None:
+        for name in ("self_attn", "multihead_attn"):
+            attention = getattr(self, name, None)
+            if isinstance(attention, layers.MultiheadAttention):
+                rename_attention(state_dict, f"{prefix}{name}.", attention)
+        for place, name in enumerate(("linear1", "linear2")):
+            for kind in ("weight", "bias"):
+                parts = [
+                    state_dict.pop(f"{prefix}ffn.ffn.{place}.{linear}.{kind}", None)
+                    for linear in ("linear_layer", "linear_layer_for_glu")
+                ]
+                found = [part for part in parts if part is not None]
+                if found:  # value and gate are one product here
+                    state_dict[f"{prefix}{name}.{kind}"] = torch.cat(found)
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+
+class TransformerEncoderLayer(_ZooBlock, layers.TransformerEncoderLayer):
+    """The zoo's encoder layer."""
+
+    order = f"{_FIRST_ARGUMENTS} {_LAST_ARGUMENTS}"
+
+    def forward(self, *given: Any, **named: Any) -> Tensor:
+        order = "src src_mask src_key_padding_mask rotary_position_embedding_helper self_attn_position_bias"
+        arguments = by_name(order, given, named)
+        merge_masks(arguments, "src_mask", "src_key_padding_mask")
+        return super().forward(**arguments)
+
+
+class TransformerDecoderLayer(_ZooBlock, layers.TransformerDecoderLayer):
+    """The zoo's decoder layer."""
+
+    order = f"{_FIRST_ARGUMENTS} add_cross_attention {_LAST_ARGUMENTS}"
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        arguments = by_name(f"{DECODED} past_kv cache_present_kv {BIASES} layer_idx", given, named)
+        arguments.pop("layer_idx", None)
+        merge_masks(arguments, "tgt_mask", "tgt_key_padding_mask")
+        merge_masks(arguments, "memory_mask", "memory_key_padding_mask")
+        return super().forward(**arguments)
+
+
+DECODED = """tgt memory tgt_mask memory_mask tgt_key_padding_mask memory_key_padding_mask
+    rotary_position_embedding_helper"""
+BIASES = "self_attn_position_bias cross_attn_position_bias"
+
+
+class GPTJDecoderLayer(layers.GPTJDecoderLayer, TransformerDecoderLayer):
+    """The zoo's layer of GPT-J, and with `use_untied_layer_norm` of GPT-NeoX."""
+
+
+def get_clones(module: nn.Module, count: int) -> nn.ModuleList:
+    """Copies of a module, with weights of their own."""
+    return nn.ModuleList(copy.deepcopy(module) for _ in range(count))
+
+
+def variance_scaling_(
+    tensor: Tensor, scale: float = 1.0, mode: str = "fan_in", distribution: str = "truncated_normal"
+) -> Tensor:
+    spec = {"name": "variance_scaling", "scale": scale, "mode": mode, "distribution": distribution}
+    return layers.get_initializer(spec)(tensor)
+
+
+def _named(name: str) -> Callable[[Tensor], Tensor]:
+    return lambda tensor: layers.get_initializer(name)(tensor)
+
+
+lecun_normal_ = _named("lecun_normal")
+lecun_uniform_ = _named("lecun_uniform")
+
+
+class RotaryPositionEmbeddingHelper(layers.RotaryPositionEmbeddingHelper):
+    """Portwright's class, which as in release 1.6 can be given the length of the sequence with the cached part."""
+
+    def rotate_tensor(  # type: ignore[override]
+        self,
+        x: Tensor,
+        real_seq_length: int | None = None,
+        offset: int = 0,
+        position_ids: Tensor | None = None,
+    ) -> Tensor:
+        return super().rotate_tensor(x, offset=offset, position_ids=position_ids)
 
 
 class EmbeddingLayer(layers.EmbeddingLayer):
@@ -158,12 +352,9 @@ class Transformer(layers.Transformer):
 
     def _load_from_state_dict(self, state_dict: MutableMapping[str, Any], prefix: str, *args: Any) -> None:
         # The zoo registers the norms of its stacks twice; the second names are dropped.
-        for name in [
-            name
-            for name in state_dict
-            if name.startswith((f"{prefix}encoder_norm.", f"{prefix}decoder_norm."))
-        ]:
-            state_dict.pop(name)
+        for name in list(state_dict):
+            if name.startswith((f"{prefix}encoder_norm.", f"{prefix}decoder_norm.")):
+                state_dict.pop(name)
         super()._load_from_state_dict(state_dict, prefix, *args)
 
 

@@ -95,15 +95,11 @@ class CBMetric(Metric):
 
 
 def _detached(values: Any) -> Any:
-    return to_cpu(values) if _is_tensors(values) else values
-
-
-def _is_tensors(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return all(_is_tensors(item) for item in value.values())
-    if isinstance(value, list | tuple):
-        return all(_is_tensors(item) for item in value)
-    return value is None or isinstance(value, Tensor)
+    """Tensors in host memory; a structure that holds anything else stays as it is."""
+    try:
+        return to_cpu(values)
+    except TypeError:
+        return values
 
 
 def get_all_metrics() -> dict[str, Metric]:

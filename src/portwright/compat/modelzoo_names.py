@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-from portwright.compat.finder import Attributes, LendingFinder
+from portwright.compat.finder import Attributes, LendingFinder, names_from
 
 _HERE = "portwright.compat"
 _ZOO = "modelzoo.common.pytorch"  # release 1.6
@@ -28,13 +28,12 @@ _LAYERS_2 = {
     "MultiQueryAttentionLayer": ("MultiQueryAttention",),
 }
 # The layers of 2.x whose defaults are Portwright's.
-_PLAIN_LAYERS_2 = {
-    "AlibiPositionEmbeddingLayer": "AlibiPositionEmbeddingLayer",
-    "FixedPositionEmbeddingLayer": "FixedPositionEmbeddingLayer",
-    "RMSNorm": "RMSNorm",
-    "RotaryPositionEmbeddingHelper": "RotaryPositionEmbeddingHelper",
-}
-_MASKS_2 = (
+_PLAIN_LAYERS_2 = names_from(
+    "portwright.layers",
+    "AlibiPositionEmbeddingLayer", "FixedPositionEmbeddingLayer", "RMSNorm", "RotaryPositionEmbeddingHelper",
+)  # fmt: skip
+_MASKS_2 = names_from(
+    "portwright.layers",
     "create_2D_autoregressive_mask", "create_broadcasted_autoregressive_mask", "get_extended_attention_mask",
     "make_key_padding_mask_broadcastable", "make_sparse_mask_broadcastable",
 )  # fmt: skip
@@ -44,28 +43,23 @@ _ACTIVATIONS = {
 }
 _INITIALIZERS = {"create_initializer": "portwright.layers:get_initializer"}
 _WEIGHT_INITIALIZERS = {
-    "trunc_normal_": "torch.nn.init:trunc_normal_",
-    **{
-        name: f"{_HERE}.modelzoo_blocks:{name}"
-        for name in ("variance_scaling_", "lecun_normal_", "lecun_uniform_")
-    },
+    **names_from("torch.nn.init", "trunc_normal_"),
+    **names_from(f"{_HERE}.modelzoo_layers", "variance_scaling_", "lecun_normal_", "lecun_uniform_"),
 }
-_LOSSES = {
-    name: f"portwright.losses:{name}"
-    for name in ("GPTLMHeadModelLoss", "BertPretrainModelLoss", "T5ForConditionalGenerationLoss")
-}
+_LOSSES = names_from(
+    "portwright.losses", "GPTLMHeadModelLoss", "BertPretrainModelLoss", "T5ForConditionalGenerationLoss"
+)
 
-_OWN_METRICS = {
-    name: f"{_HERE}.modelzoo_metrics:{name}"
-    for name in ("CBMetric", "DeviceOutputs", "compute_all_metrics", "get_all_metrics", "reset_all_metrics")
-}
-_METRIC_MODULES: dict[str, Attributes] = {
-    "accuracy": {"AccuracyMetric": f"{_METRICS}:AccuracyMetric"},
-    "fbeta_score": {"FBetaScoreMetric": f"{_METRICS}:FBetaScoreMetric"},
-    "perplexity": {"PerplexityMetric": f"{_METRICS}:PerplexityMetric"},
-    "rouge_score": {"RougeScoreMetric": f"{_HERE}.modelzoo_metrics:RougeScoreMetric"},
-    "cb_metric": _OWN_METRICS,
-}
+_METRIC_MODULES = {
+    "accuracy": names_from(_METRICS, "AccuracyMetric"),
+    "fbeta_score": names_from(_METRICS, "FBetaScoreMetric"),
+    "perplexity": names_from(_METRICS, "PerplexityMetric"),
+    "rouge_score": names_from(f"{_HERE}.modelzoo_metrics", "RougeScoreMetric"),
+    "cb_metric": names_from(
+        f"{_HERE}.modelzoo_metrics",
+        "CBMetric", "DeviceOutputs", "compute_all_metrics", "get_all_metrics", "reset_all_metrics",
+    ),
+}  # fmt: skip
 
 _OPTIMIZERS = (
     "ASGD", "SGD", "Adadelta", "Adafactor", "Adagrad", "Adam", "AdamW", "Adamax", "CSOptimizer", "Lamb", "NAdam",
@@ -89,7 +83,7 @@ _DATA = (
 
 # Names that packages dropped after release 1.6, and that its code still imports.
 _DROPPED: dict[str, Attributes] = {
-    "huggingface_hub": {name: f"{_HERE}.old_calls:{name}" for name in ("HfFolder", "Repository")},
+    "huggingface_hub": names_from(f"{_HERE}.old_calls", "HfFolder", "Repository"),
     "transformers.utils.versions": {"importlib_metadata": "importlib.metadata"},
 }
 
@@ -106,104 +100,97 @@ def _layers(package: str, modules: dict[str, tuple[str, ...]], table: str) -> di
 def _optim(package: str) -> dict[str, Attributes]:
     """The optimizers and schedules in release 1.6's modules, from which the demo of 2.2 imports them too."""
     ours = "portwright.optim"
-    optimizers = {name: f"{ours}:{name}" for name in _OPTIMIZERS}
     return {
-        f"{package}.optim": {**optimizers, "lr_scheduler": f"{ours}.lr_scheduler"},
-        f"{package}.optim.lr_scheduler": {name: f"{ours}.lr_scheduler:{name}" for name in _SCHEDULERS},
+        f"{package}.optim": {**names_from(ours, *_OPTIMIZERS), "lr_scheduler": f"{ours}.lr_scheduler"},
+        f"{package}.optim.lr_scheduler": names_from(f"{ours}.lr_scheduler", *_SCHEDULERS),
         **{
-            f"{package}.optim.{module}": {name: optimizers[name] for name in names}
+            f"{package}.optim.{module}": names_from(ours, *names)
             for module, names in _OPTIMIZER_MODULES.items()
         },
     }
 
 
 def _release_1() -> dict[str, Attributes]:
-    metrics = {
-        **_OWN_METRICS,
-        **{n: place for module in _METRIC_MODULES.values() for n, place in module.items()},
-    }
     return {
         **_optim(_ZOO),
         _ZOO: {
             "cb_model": f"{_HERE}.modelzoo_cb_model",
-            **{
-                name: f"{_HERE}.modelzoo_cb_model:{name}"
-                for name in ("modes", "amp", "cbtorch", "name_scope", "AP_DISABLED")
-            },
+            **names_from(
+                f"{_HERE}.modelzoo_cb_model", "modes", "amp", "cbtorch", "name_scope", "AP_DISABLED"
+            ),
         },
         # The original would refuse today's versions of packages that the models do not need.
-        "modelzoo.transformers.pytorch.huggingface_common.dependency_versions_check": {
-            "dep_version_check": f"{_HERE}.old_calls:dep_version_check"
-        },
-        f"{_ZOO}.PyTorchBaseModel": {"PyTorchBaseModel": f"{_HERE}.modelzoo_base_model:PyTorchBaseModel"},
-        f"{_ZOO}.run_utils": {"run": f"{_HERE}.modelzoo_run:run"},
+        "modelzoo.transformers.pytorch.huggingface_common.dependency_versions_check": names_from(
+            f"{_HERE}.old_calls", "dep_version_check"
+        ),
+        f"{_ZOO}.PyTorchBaseModel": names_from(f"{_HERE}.modelzoo_base_model", "PyTorchBaseModel"),
+        f"{_ZOO}.run_utils": names_from(f"{_HERE}.modelzoo_run", "run"),
         f"{_ZOO}.utils": {
-            **{name: f"{_HERE}.modelzoo_data:{name}" for name in _DATA},
-            "to_cpu": f"{_HERE}.modelzoo_cb_model:to_cpu",
+            **names_from(f"{_HERE}.modelzoo_data", *_DATA),
+            **names_from(f"{_HERE}.modelzoo_cb_model", "to_cpu"),
         },
-        f"{_ZOO}.input_utils": {"bucketed_batch": f"{_HERE}.modelzoo_data:bucketed_batch"},
-        f"{_ZOO}.loss_utils": {"extract_loss": f"{_HERE}.modelzoo_data:extract_loss"},
+        f"{_ZOO}.input_utils": names_from(f"{_HERE}.modelzoo_data", "bucketed_batch"),
+        f"{_ZOO}.loss_utils": names_from(f"{_HERE}.modelzoo_data", "extract_loss"),
         **_layers(f"{_ZOO}.layers", _LAYERS_1, "LAYERS_1"),
         f"{_ZOO}.layers.utils": {
-            "_get_clones": f"{_HERE}.modelzoo_blocks:get_clones",
+            "_get_clones": f"{_HERE}.modelzoo_layers:get_clones",
             "_get_activation_fn": "portwright.layers:get_activation",
         },
         f"{_ZOO}.model_utils": {},
         f"{_ZOO}.model_utils.GPTLMHeadModelLoss": {"GPTLMHeadModelLoss": _LOSSES["GPTLMHeadModelLoss"]},
-        f"{_ZOO}.model_utils.RotaryPositionEmbeddingHelper": {
-            "RotaryPositionEmbeddingHelper": f"{_HERE}.modelzoo_blocks:RotaryPositionEmbeddingHelper"
-        },
+        f"{_ZOO}.model_utils.RotaryPositionEmbeddingHelper": names_from(
+            f"{_HERE}.modelzoo_layers", "RotaryPositionEmbeddingHelper"
+        ),
         f"{_ZOO}.model_utils.activations": _ACTIVATIONS,
         f"{_ZOO}.model_utils.create_initializer": _INITIALIZERS,
         f"{_ZOO}.model_utils.weight_initializers": _WEIGHT_INITIALIZERS,
-        f"{_ZOO}.metrics": metrics,
+        f"{_ZOO}.metrics": {n: place for module in _METRIC_MODULES.values() for n, place in module.items()},
         **{f"{_ZOO}.metrics.{module}": names for module, names in _METRIC_MODULES.items()},
-        f"{_ZOO}.metrics.metric_utils": {
-            name: f"{_HERE}.modelzoo_metrics:{name}" for name in ("divide_no_nan", "compute_confusion_matrix")
-        },
+        f"{_ZOO}.metrics.metric_utils": names_from(
+            f"{_HERE}.modelzoo_metrics", "divide_no_nan", "compute_confusion_matrix"
+        ),
     }
 
 
 def _release_2() -> dict[str, Attributes]:
     package = "cerebras.modelzoo"
     layers = _layers(f"{package}.layers", _LAYERS_2, "LAYERS_2")
-    plain = {name: f"portwright.layers:{name}" for name in _PLAIN_LAYERS_2.values()}
     demo = f"{package}.models.nlp.layers_api_demo"
     return {
         **layers,
-        f"{package}.layers": {**layers[f"{package}.layers"], **plain},
-        **{f"{package}.layers.{module}": {name: plain[name]} for module, name in _PLAIN_LAYERS_2.items()},
+        f"{package}.layers": {**layers[f"{package}.layers"], **_PLAIN_LAYERS_2},
+        **{f"{package}.layers.{name}": {name: place} for name, place in _PLAIN_LAYERS_2.items()},
         f"{package}.layers.activations": _ACTIVATIONS,
         f"{package}.layers.create_initializer": _INITIALIZERS,
         f"{package}.layers.weight_initializers": _WEIGHT_INITIALIZERS,
         f"{package}.losses": _LOSSES,
         **_optim(f"{package}.common.pytorch"),
-        f"{package}.common.input_utils": {
-            name: f"{_HERE}.modelzoo_data:{name}" for name in ("bucketed_batch", "get_streaming_batch_size")
-        },
-        f"{package}.common.pytorch_utils": {
-            "BufferedShuffleDataset": f"{_HERE}.modelzoo_data:BufferedShuffleDataset"
-        },
+        f"{package}.common.input_utils": names_from(
+            f"{_HERE}.modelzoo_data", "bucketed_batch", "get_streaming_batch_size"
+        ),
+        f"{package}.common.pytorch_utils": names_from(f"{_HERE}.modelzoo_data", "BufferedShuffleDataset"),
         f"{package}.common.run_utils": {
-            "main": f"{_HERE}.modelzoo_run:main",
-            "run": "portwright.runtime.run:run",
+            **names_from(f"{_HERE}.modelzoo_run", "main"),
+            **names_from("portwright.runtime.run", "run"),
         },
-        f"{package}.common.utils.run.cli_pytorch": {
-            "get_params_from_args": f"{_HERE}.modelzoo_run:get_params_from_args"
-        },
+        f"{package}.common.utils.run.cli_pytorch": names_from(
+            f"{_HERE}.modelzoo_run", "get_params_from_args"
+        ),
         f"{package}.common.utils.model.transformer_utils": {
-            "smooth_loss": "portwright.losses:smooth_loss",
-            **{name: f"portwright.layers:{name}" for name in _MASKS_2},
+            **names_from("portwright.losses", "smooth_loss"),
+            **_MASKS_2,
         },
         **{f"{package}.losses.{name}": {name: place} for name, place in _LOSSES.items()},
         demo: {},
-        f"{demo}.cb_transformer": {
-            "TransformerModel": "portwright.models.alphabet.literal_transformer:TransformerModel"
-        },
-        f"{demo}.pytorch_transformer": {
-            name: f"portwright.models.alphabet.pytorch_transformer:{name}"
-            for name in ("TransformerModel", "PositionalEncoding", "generate_square_subsequent_mask")
-        },
+        f"{demo}.cb_transformer": names_from(
+            "portwright.models.alphabet.literal_transformer", "TransformerModel"
+        ),
+        f"{demo}.pytorch_transformer": names_from(
+            "portwright.models.alphabet.pytorch_transformer",
+            "TransformerModel",
+            "PositionalEncoding",
+            "generate_square_subsequent_mask",
+        ),
     }
 
 

@@ -25,15 +25,15 @@ def run(
     extra_args_parser_fn: Callable[..., Any] | None = None,
 ) -> dict[str, Any]:
     """Does what the command line asks of a model that was written for release 1.6."""
-
-    def read_arguments() -> Arguments:
-        return parse_arguments(sys.argv[1:], extra_args_parser_fn)
-
     return run_portwright(
         model_fn,
         train_data_fn,
         eval_data_fn,
-        with_release_defaults(default_params_fn, read_arguments, Console().note),
+        with_release_defaults(
+            default_params_fn,
+            lambda: parse_arguments(sys.argv[1:], extra_args_parser_fn),
+            Console().note,
+        ),
         extra_args_parser_fn,
     )
 

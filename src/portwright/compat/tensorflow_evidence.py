@@ -9,10 +9,11 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
-from functools import cache, lru_cache
+from functools import cache
 from importlib.machinery import PathFinder
+from itertools import accumulate
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,47 +35,44 @@ class Api(Enum):
 
 def judge_file(path: str, v1: ModuleType, v2: ModuleType) -> Api:
     """The API that a file's own names show; `v1` and `v2` are the installed APIs, without lent names."""
-    tree = _parse(path)
-    return Api.EITHER if tree is None else judge(tree, v1, v2)
+    return judge(_parse(path), v1, v2)
 
 
 def judge(tree: ast.AST, v1: ModuleType, v2: ModuleType) -> Api:
-    """The API that a file's names show; one name that only TensorFlow 1 has decides, since it works with no other."""
-    found = Api.EITHER
-    for verdict in _verdicts(tree, v1, v2):
-        if verdict is Api.V1:
-            return Api.V1
-        if verdict is Api.V2:
-            found = Api.V2
-    return found
+    """The API that a file's names show."""
+    return _decide(_verdicts(tree, v1, v2))
 
 
 def judge_program(script: str, v1: ModuleType, v2: ModuleType) -> Api:
-    """The API of a script and the files that it imports: TensorFlow 1 if one of them was written for it."""
-    waiting, seen, found = [script], {script}, Api.EITHER
-    while waiting:
-        path = waiting.pop(0)
-        tree = _parse(path)
-        if tree is None:
-            continue
-        verdict = judge(tree, v1, v2)
+    """The API of a script and the files that it imports."""
+    return _decide(judge(tree, v1, v2) for tree in _files_of_program(script))
+
+
+def _decide(verdicts: Iterable[Api]) -> Api:
+    """One verdict for TensorFlow 1 decides, since what only that has works with no other."""
+    found = Api.EITHER
+    for verdict in verdicts:
         if verdict is Api.V1:
             return Api.V1
         if verdict is Api.V2:
             found = Api.V2
-        for imported in _imported_files(tree, Path(path)):
-            if imported not in seen:
-                seen.add(imported)
-                waiting.append(imported)
     return found
 
 
+def _files_of_program(script: str) -> Iterator[ast.AST]:
+    waiting = [script]
+    for path in waiting:
+        tree = _parse(path)
+        yield tree
+        waiting += [each for each in dict.fromkeys(_imported_files(tree, Path(path))) if each not in waiting]
+
+
 @cache
-def _parse(path: str) -> ast.AST | None:
+def _parse(path: str) -> ast.Module:
     try:
         return ast.parse(Path(path).read_bytes(), path)
     except (OSError, SyntaxError, ValueError, RecursionError):
-        return None  # Python reports the error itself when it runs the file
+        return ast.Module([], [])  # Python reports the error itself when it runs the file
 
 
 def _verdicts(tree: ast.AST, v1: ModuleType, v2: ModuleType) -> Iterator[Api]:
@@ -144,11 +142,9 @@ def _verdict_of_call(chain: tuple[str, ...], keywords: list[str], v1: ModuleType
     taken_1, taken_2 = _parameters(in_v1), _parameters(in_v2)
     if taken_1 is None or taken_2 is None:
         return Api.EITHER
-    if any(word in taken_1 and word not in taken_2 for word in keywords):
+    if (taken_1 - taken_2).intersection(keywords):
         return Api.V1
-    if any(word in taken_2 and word not in taken_1 for word in keywords):
-        return Api.V2
-    return Api.EITHER
+    return Api.V2 if (taken_2 - taken_1).intersection(keywords) else Api.EITHER
 
 
 def _find(api: ModuleType, chain: tuple[str, ...]) -> Any:
@@ -178,60 +174,37 @@ def _imported_files(tree: ast.AST, path: Path) -> Iterator[str]:
     """The files that a script's import statements name, beside the script or on the user's own path."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            for alias in node.names:
-                yield from _files_of(alias.name, path)
+            names, level = [alias.name for alias in node.names], 0
         elif isinstance(node, ast.ImportFrom):
-            if node.level:
-                base = path.parents[node.level - 1] if len(path.parents) >= node.level else path.parent
-                folder = base.joinpath(*(node.module or "").split("."))
-                for alias in node.names:
-                    yield from _existing(folder / f"{alias.name}.py")
-                yield from _existing(folder.with_suffix(".py"), folder / "__init__.py")
-            elif node.module is not None:
-                yield from _files_of(node.module, path)
-                for alias in node.names:
-                    yield from _files_of(f"{node.module}.{alias.name}", path)
+            names = [".".join(filter(None, (node.module, alias.name))) for alias in node.names]
+            level = node.level
+        else:
+            continue
+        for name in names:
+            if level:
+                yield from _files_of(name, [str(path.parents[min(level, len(path.parents)) - 1])])
+            elif name.partition(".")[0] not in {"tensorflow", "numpy", *sys.stdlib_module_names}:
+                yield from _files_of(name, [str(path.parent), *sys.path])
 
 
-def _files_of(name: str, path: Path) -> Iterator[str]:
-    top = name.partition(".")[0]
-    if top in sys.stdlib_module_names or top in ("tensorflow", "numpy"):
-        return
-    spec = PathFinder.find_spec(top, [str(path.parent), *sys.path])
-    if spec is None:
-        return
-    places = list(spec.submodule_search_locations or [])
-    if not places:
+def _files_of(name: str, where: list[str]) -> Iterator[str]:
+    """The user's files that importing a name below some folders runs; the last part may be a name in a module."""
+    for whole in accumulate(name.split("."), "{}.{}".format):
+        spec = PathFinder.find_spec(whole, where)
+        if spec is None:
+            return
         if spec.origin and is_users_file(spec.origin):
             yield spec.origin
-        return
-    for place in places:
-        folder = Path(place)
-        if not is_users_file(str(folder / "__init__.py")):
-            continue
-        rest = folder.joinpath(*name.split(".")[1:])
-        yield from _existing(rest / "__init__.py")
-        if rest != folder:
-            yield from _existing(rest.with_suffix(".py"))
-
-
-def _existing(*paths: Path) -> Iterator[str]:
-    for path in paths:
-        if path.is_file():
-            yield str(path)
+        where = list(spec.submodule_search_locations or ())
 
 
 @cache
 def is_users_file(path: str) -> bool:
     """Whether a file belongs neither to Python, nor to an installed package, nor to Portwright."""
-    if path.startswith("<"):
-        return False
     full = Path(path).resolve()
-    if any(part in ("site-packages", "dist-packages") for part in full.parts):
-        return False
-    return not any(full.is_relative_to(folder) for folder in _not_the_users())
-
-
-@lru_cache(maxsize=1)
-def _not_the_users() -> tuple[Path, ...]:
-    return Path(ast.__file__).resolve().parent, Path(__file__).resolve().parents[1]
+    return not (
+        path.startswith("<")
+        or {"site-packages", "dist-packages"}.intersection(full.parts)
+        or full.is_relative_to(Path(ast.__file__).resolve().parent)
+        or full.is_relative_to(Path(__file__).resolve().parents[1])
+    )

@@ -8,54 +8,10 @@ import logging
 import random
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 from portwright.errors import UserError
-
-
-class AfterLoading(MetaPathFinder):
-    """Calls a function with a module as soon as that is loaded; `then` gives the function by the module's name."""
-
-    def __init__(self, then: Mapping[str, Callable[[Any], None]]) -> None:
-        self._then = dict(then)
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> ModuleSpec | None:
-        if fullname not in self._then:
-            return None
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _ThenLoader(spec.loader, self._then[fullname])
-        return spec
-
-    def install(self) -> None:
-        for name, then in self._then.items():
-            if name in sys.modules:
-                then(sys.modules[name])
-        sys.meta_path.insert(0, self)
-
-    def remove(self) -> None:
-        sys.meta_path.remove(self)
-
-
-class _ThenLoader(Loader):
-    def __init__(self, loader: Loader, then: Callable[[Any], None]) -> None:
-        self._loader, self._then = loader, then
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._loader, name)  # such as get_source
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        self._then(module)
 
 
 def give_back_to_tensorflow(tensorflow: Any) -> None:

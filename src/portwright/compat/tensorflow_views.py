@@ -66,9 +66,7 @@ class ImportGate:
         self._import = builtins.__import__
         self._program: Api | None = None
         self._of_file: dict[str, Api] = {}
-        self._v1: View | None = None
-        self._v2: View | None = None
-        self._either: View | None = None
+        self._views: dict[Api, View] = {}
 
     def install(self) -> None:
         builtins.__import__ = self._answer
@@ -176,28 +174,30 @@ class ImportGate:
         return True
 
     def _view_of(self, api: Api) -> Any:
-        v1, v2 = self._apis()
-        own: dict[str, Callable[[], Any]] = {"compat": lambda: v2.compat, "python": _python}
-        if api is Api.V2:
-            self._v2 = self._v2 or _with_module_attributes(v2, View("tensorflow", lambda: (v2,), own))
-            return self._v2
-        own_1: dict[str, Callable[[], Any]] = {
-            **own,
-            "estimator": lambda: importlib.import_module("tensorflow.compat.v1.estimator"),
-            "contrib": lambda: importlib.import_module("tensorflow.contrib"),
-            "examples": lambda: importlib.import_module("tensorflow.examples"),
-            "__version__": lambda: VERSION_1,
-            "VERSION": lambda: VERSION_1,
-        }
-        if api is Api.V1:
-            self._v1 = self._v1 or _with_module_attributes(v2, View("tensorflow", lambda: (v1, v2), own_1))
-            return self._v1
+        if api not in self._views:
+            v1, v2 = self._apis()
+            own: dict[str, Callable[[], Any]] = {"compat": lambda: v2.compat, "python": _python}
+            of_v1: dict[str, Callable[[], Any]] = {
+                **own,
+                "estimator": lambda: importlib.import_module("tensorflow.compat.v1.estimator"),
+                "contrib": lambda: importlib.import_module("tensorflow.contrib"),
+                "examples": lambda: importlib.import_module("tensorflow.examples"),
+                "__version__": lambda: VERSION_1,
+                "VERSION": lambda: VERSION_1,
+            }
+            view = {
+                Api.V1: View("tensorflow", lambda: (v1, v2), of_v1),
+                Api.V2: View("tensorflow", lambda: (v2,), own),
+                Api.EITHER: View("tensorflow", self._views_of_program, {}),
+            }[api]
+            # Tools and the import system read these of a module.
+            for name in ("__file__", "__path__", "__spec__", "__package__"):
+                view.__dict__[name] = getattr(v2, name, None)
+            self._views[api] = view
+        return self._views[api]
 
-        def sources() -> Sequence[Any]:
-            return (self._view_of(Api.V1 if self.program is Api.V1 else Api.V2),)
-
-        self._either = self._either or _with_module_attributes(v2, View("tensorflow", sources, {}))
-        return self._either
+    def _views_of_program(self) -> Sequence[Any]:
+        return (self._view_of(Api.V1 if self.program is Api.V1 else Api.V2),)
 
 
 def _check_lent(module: Any, names: Sequence[str]) -> None:
@@ -208,14 +208,6 @@ def _check_lent(module: Any, names: Sequence[str]) -> None:
                 getattr(module, name)
         except NotLentError as error:
             raise NotLentModuleError(error.message, error.cure, f"{module.__name__}.{name}") from None
-
-
-def _with_module_attributes(real: ModuleType, view: View) -> View:
-    """Gives a view the attributes of the real module that tools and the import system read, and returns it."""
-    view.__dict__.update(
-        {n: getattr(real, n, None) for n in ("__file__", "__path__", "__spec__", "__package__")}
-    )
-    return view
 
 
 def _python() -> View:

@@ -53,20 +53,16 @@ def advise(data: Any, *, is_training: bool) -> Iterator[str]:
     if not isinstance(data, DataLoader):
         return
     inner: Any = data.dataset
-    yield from _about_workers(data)
+    cores = len(os.sched_getaffinity(0))
+    if data.num_workers > cores:
+        yield (
+            f"num_workers is {data.num_workers}, and this process may use {cores} cores: workers that wait for each other "
+            f"slow the training down. Set it to {cores} or less."
+        )
     if isinstance(inner, IterableDataset):
         yield from _about_order(read_stages(inner), data, is_training)
     for dataset in inside(inner):
         yield from _about_dataset(dataset, data)
-
-
-def _about_workers(loader: DataLoader[Any]) -> Iterator[str]:
-    cores = len(os.sched_getaffinity(0))
-    if loader.num_workers > cores:
-        yield (
-            f"num_workers is {loader.num_workers}, and this process may use {cores} cores: workers that wait for each other "
-            f"slow the training down. Set it to {cores} or less."
-        )
 
 
 def read_stages(dataset: Any) -> list[Stage]:

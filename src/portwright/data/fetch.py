@@ -116,7 +116,7 @@ class TensorFetch:
                 raise TypeError(f"indices of type {places.dtype}")
             if self._chosen is not None:
                 places = self._chosen.index_select(0, places)
-            return [_gather(tensor, places) for tensor in self._tensors]
+            return [tensor.index_select(0, places.to(tensor.device)) for tensor in self._tensors]
         except (IndexError, RuntimeError, TypeError, ValueError):
             # Indices from the user's sampler may be negative or wrong: reading one by one takes the former and names the latter.
             listed = indices.tolist() if isinstance(indices, torch.Tensor) else indices
@@ -151,12 +151,6 @@ class GatherFetch:
         return self.inner.tensors(indices, Draws(self._seed, epoch, indices))
 
 
-def _gather(tensor: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-    if tensor.device.type != "cpu":
-        places = places.to(tensor.device)
-    return tensor.index_select(0, places)
-
-
 Fetch = SampleFetch | TensorFetch | GatherFetch
 
 
@@ -178,18 +172,17 @@ def make_fetch(loader: DataLoader[Any], seed: int) -> Fetch:
         dataset = dataset.dataset
     if chosen is not None and not _is_within(chosen, len(dataset)):
         return careful
-    if isinstance(dataset, GatherDataset) and _gathers_its_samples(type(dataset)):
+    # Samples that a subclass's own __getitem__ changes do not come from `gather` alone.
+    names = ("__getitem__", "__getitems__")
+    if isinstance(dataset, GatherDataset) and all(
+        getattr(type(dataset), name) is getattr(GatherDataset, name) for name in names
+    ):
         return GatherFetch(loader.dataset, dataset, None if chosen is None else chosen.numpy(), seed)
     if type(dataset) is not TensorDataset or not dataset.tensors:
         return careful
     if any(type(tensor) is not torch.Tensor or tensor.layout != torch.strided for tensor in dataset.tensors):
         return careful
     return TensorFetch(dataset.tensors, chosen, careful)
-
-
-def _gathers_its_samples(kind: type[GatherDataset]) -> bool:
-    """Whether samples come from `gather` alone, unchanged by a subclass's `__getitem__`."""
-    return kind.__getitem__ is GatherDataset.__getitem__ and kind.__getitems__ is GatherDataset.__getitems__
 
 
 def inside(dataset: Any) -> Iterator[Any]:

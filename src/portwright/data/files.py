@@ -39,13 +39,13 @@ def open_files(
         raise UserError(f".npy files lie among others ({shown}).", "Keep the formats apart.")
     _check_memory(files, _TEXT, MOST_TEXT_BYTES)
     _check_memory(files, (*_TEXT, *_ARROW, ".npz"), MOST_TABLE_BYTES)
-    return JoinedColumns([_open_file(path, names) for path in files], interleave=interleave)
-
-
-def _open_file(path: Path, names: Names) -> Columns:
-    if path.suffix.lower() in HDF5_ENDINGS:
-        return Hdf5Columns(path, names)
-    return ArrayColumns(path, read_numbers(path, names))
+    columns: list[Columns] = [
+        Hdf5Columns(path, names)
+        if path.suffix.lower() in HDF5_ENDINGS
+        else ArrayColumns(path, read_numbers(path, names))
+        for path in files
+    ]
+    return JoinedColumns(columns, interleave=interleave)
 
 
 def read_numbers(path: Path, names: Names) -> Arrays:

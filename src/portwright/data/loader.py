@@ -11,10 +11,9 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from portwright.data.advice import advise
-from portwright.data.listed import ListSource
 from portwright.data.mapped import MapSource
 from portwright.data.order import iterates_like
-from portwright.data.source import Channel, RemoteSource, Shared, Source
+from portwright.data.source import Channel, ListSource, RemoteSource, Shared, Source
 from portwright.data.split import Counts
 from portwright.data.streamed import StreamSource
 from portwright.errors import UserError

@@ -6,21 +6,22 @@ import json
 import math
 import zlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 from pydantic import Field as Bounded
 
-from portwright.errors import UserError, suggest
+from portwright.errors import UserError
 
 MANIFEST = "manifest.json"
 FORMAT = "portwright-store"
 VERSION = 1
-DTYPES = (
+Dtype = Literal[
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
     "float16", "float32", "float64",
-)  # fmt: skip
+]  # fmt: skip
+DTYPES: tuple[str, ...] = get_args(Dtype)
 BLOCK_BYTES = 65536  # of records that share a checksum
 _ALIGNMENT = 64  # bytes, of each field in a shard: a cache line
 _MAX_COUNT = 1 << 48  # the limit of every count, so that products of counts fit into numpy's integers
@@ -40,26 +41,12 @@ class _Strict(BaseModel):
 class Field(_Strict):
     """One field of a record: the same dtype and shape in every record."""
 
-    name: str
-    dtype: str
+    name: Annotated[str, Bounded(min_length=1)]
+    dtype: Dtype
     shape: tuple[PositiveCount, ...] = ()
 
     def __init__(self, name: str, dtype: str, shape: tuple[int, ...] = ()) -> None:
         super().__init__(**{"name": name, "dtype": dtype, "shape": tuple(shape)})
-
-    @field_validator("dtype")
-    @classmethod
-    def _is_known(cls, dtype: str) -> str:
-        if dtype not in DTYPES:
-            raise ValueError(f"unknown dtype '{dtype}'; {suggest(dtype, DTYPES)}")
-        return dtype
-
-    @field_validator("name")
-    @classmethod
-    def _is_name(cls, name: str) -> str:
-        if not name:
-            raise ValueError("a field has an empty name")
-        return name
 
     @field_validator("shape")
     @classmethod

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, closing, nullcontext
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -21,7 +22,7 @@ from portwright.data.failures import (
     name_samples,
     too_short_error,
 )
-from portwright.data.fetch import Fetch, GatherFetch, make_fetch
+from portwright.data.fetch import GatherFetch, make_fetch
 from portwright.data.order import FixedOrder, Order, make_order
 from portwright.data.probe import Probe
 from portwright.data.seeding import RandomStream, derive_seed, seed_process
@@ -29,9 +30,6 @@ from portwright.data.source import Numbered, Shared, Source, Wanted
 from portwright.data.split import Counts, part_bounds
 from portwright.data.workers import ActingWorker, Progress, Task, WorkerFetch, copy_loader, pin, pins
 from portwright.errors import PortwrightError, UserError
-
-# Counts of None: one index is a whole batch, whose samples are counted once it is loaded.
-Counted = tuple[Task, Counts | None]
 
 
 class Shards:
@@ -44,33 +42,29 @@ class Shards:
         self._num_replicas = num_replicas
         self._what = what
         self._epoch = self._start = 0
-        self.in_flight: deque[Counted] = deque()  # given to workers whose results have not been taken
+        self.in_flight: deque[Task] = deque()  # given to workers whose results have not been taken
 
-    def read(self, epoch: int, start: int) -> Iterator[Counted]:
-        rank, num_parts, replicas = self._shared.rank, self._num_parts, self._num_replicas
-        is_batched = self._order.is_batched
+    def read(self, epoch: int, start: int) -> Iterator[Task]:
         num_given = num_dropped = 0
         for number, indices in self._order.batches(epoch, start):
-            if not (is_batched or isinstance(indices, list)):
-                yield Task(epoch, number, 0, indices), None
-            elif num_parts == 1:
-                size = len(indices)
-                yield Task(epoch, number, 0, indices), (size, size * replicas)
-            else:
-                size = len(indices)
-                if size >= num_parts:
-                    low, high = part_bounds(size, rank, num_parts)
-                    yield Task(epoch, number, low, indices[low:high]), (high - low, size)
-                elif (counts := self._shared.counts_of_small(size)) is not None:
-                    yield Task(epoch, number, 0, indices), counts
-                else:
-                    num_dropped += 1
-                    continue
+            counts: Counts | None
+            low = 0
+            if not (self._order.is_batched or isinstance(indices, list)):
+                counts = None
+            elif self._num_parts == 1:
+                counts = len(indices), len(indices) * self._num_replicas
+            elif (size := len(indices)) >= self._num_parts:
+                low, high = part_bounds(size, self._shared.rank, self._num_parts)
+                indices, counts = indices[low:high], (high - low, size)
+            elif (counts := self._shared.counts_of_small(size)) is None:
+                num_dropped += 1
+                continue
+            yield Task(epoch, number, low, indices, counts)
             num_given += 1
         if not num_given and start == 0:
             raise self._shared.no_batch_error(f"the sampler of {self._what}", num_dropped)
 
-    def aim(self, epoch: int, start: int) -> deque[Counted]:
+    def aim(self, epoch: int, start: int) -> deque[Task]:
         """Sets where the next iteration starts, and gives the queue of its tasks."""
         self._epoch, self._start = epoch, start
         self.in_flight = deque()
@@ -78,8 +72,8 @@ class Shards:
 
     def __iter__(self) -> Iterator[Task]:
         in_flight = self.in_flight
-        for task, counts in self.read(self._epoch, self._start):
-            in_flight.append((task, counts))
+        for task in self.read(self._epoch, self._start):
+            in_flight.append(task)
             yield task
 
 
@@ -175,60 +169,62 @@ class MapSource(Source):
             yield from self._read_here(epoch, start, pinned)
             return
         in_flight = self._shards.aim(epoch, start)
-        made = self._in_workers(epoch) if self._loader.num_workers else pin(self._in_turn())
+        if self._loader.num_workers:
+            made = self._in_workers(epoch)
+        else:
+            made = pin(self._fetch(task.indices, epoch) for task in self._shards)
         with closing(made) as batches:
             for batch in batches:
-                if finished := self._finish(*in_flight.popleft(), batch):
+                if finished := self._finish(in_flight.popleft(), batch):
                     yield finished
 
     def _read_here(self, epoch: int, start: int, pinned: bool) -> Iterator[Numbered]:
         """Makes batches in this process; ahead of need where the data set gathers them and a thread saves time."""
         fetch, pace = self._fetch, self._pace
-        counted = self._shards.read(epoch, start)
-        if pinned:
-            fetch = _pinning(fetch)
+        tasks = self._shards.read(epoch, start)
+
+        def make(task: Task) -> Any:
+            batch = fetch(task.indices, epoch)
+            if not pinned or type(batch) is Failure:
+                return batch
+            return {name: each.pin_memory() for name, each in batch.items()}
+
         while pace is not None and not pace.draws:
-            yield from self._time_first_batches(counted, fetch, pace)
-            stretch = islice(counted, NUM_BATCHES_A_STRETCH)
+            yield from self._time_first_batches(tasks, make, pace)
+            stretch = islice(tasks, NUM_BATCHES_A_STRETCH)
             num_made = 0
-            made: Generator[tuple[Counted, Any], None, None]
-            if pace.pays:
-                made = make_ahead(stretch, lambda each: fetch(each[0].indices, epoch))
-            else:
-                made = ((each, fetch(each[0].indices, epoch)) for each in stretch)
+            made: Generator[tuple[Task, Any], None, None]
+            made = make_ahead(stretch, make) if pace.pays else ((task, make(task)) for task in stretch)
             with closing(made) as batches:
-                for (task, counts), batch in batches:
+                for task, batch in batches:
                     num_made += 1
-                    if finished := self._finish(task, counts, batch):
+                    if finished := self._finish(task, batch):
                         yield finished
             if num_made < NUM_BATCHES_A_STRETCH:
                 return
             pace.ask_again()
-        for task, counts in counted:
-            if finished := self._finish(task, counts, fetch(task.indices, epoch)):
+        for task in tasks:
+            if finished := self._finish(task, make(task)):
                 yield finished
 
-    def _time_first_batches(self, counted: Iterator[Counted], fetch: Any, pace: Pace) -> Iterator[Numbered]:
-        while not pace.is_known and (following := next(counted, None)) is not None:
-            task, counts = following
-            batch = pace.watch(lambda task=task: fetch(task.indices, task.epoch))  # type: ignore[misc]
+    def _time_first_batches(
+        self, tasks: Iterator[Task], make: Callable[[Task], Any], pace: Pace
+    ) -> Iterator[Numbered]:
+        while not pace.is_known and (task := next(tasks, None)) is not None:
+            batch = pace.watch(partial(make, task))
             if pace.draws:
                 self._shared.note(
                     f"{self._what} draws from the process's random numbers: a sample's depend on what was drawn "
                     "before, and batches are not made ahead. Draw from the draws that gather and transform get."
                 )
-            if finished := self._finish(task, counts, batch):
+            if finished := self._finish(task, batch):
                 yield finished
 
-    def _finish(self, task: Task, counts: Counts | None, batch: Any) -> Numbered | None:
-        if counts is None:  # every rank has loaded the whole batch that one index names
+    def _finish(self, task: Task, batch: Any) -> Numbered | None:
+        if task.counts is None:  # every rank has loaded the whole batch that one index names
             return self.take_part(task.epoch, task.number, batch)
         self.check(task.epoch, task.number, batch)
-        return task.number, batch, counts
-
-    def _in_turn(self) -> Iterator[Any]:
-        for task in self._shards:
-            yield self._fetch(task.indices, task.epoch)
+        return task.number, batch, task.counts
 
     def _in_workers(self, epoch: int) -> Generator[Any, None, None]:
         try:
@@ -252,7 +248,7 @@ class MapSource(Source):
         return self._parallel
 
     def _name_death(self, epoch: int, batch: int, place: int) -> str:
-        for task, _ in self._shards.in_flight:
+        for task in self._shards.in_flight:
             if task.number == batch:
                 return f"{self._name_place(task.indices, place)} (epoch {task.epoch}, batch {batch})"
         return f"batch {batch}"
@@ -265,7 +261,7 @@ class MapSource(Source):
     def _workers_error(self, error: Exception, epoch: int) -> UserError:
         where = f"epoch {epoch}"
         if self._shards.in_flight:
-            task = self._shards.in_flight[0][0]
+            task = self._shards.in_flight[0]
             place = -1 if self._progress is None else self._progress.place_in(task.number)
             where = f"at {self._name_place(task.indices, place)}, {where}, batch {task.number}"
         return UserError(
@@ -276,11 +272,11 @@ class MapSource(Source):
     def reread(self, epoch: int, number: int) -> Any | None:
         if not self._order.is_repeatable:
             return None
-        for task, counts in self._shards.read(epoch, number):
+        for task in self._shards.read(epoch, number):
             seed = derive_seed(self._shared.seed, epoch, task.number, task.offset)  # as in a worker
             with RandomStream(seed, spotless=True):
                 batch = self._fetch(task.indices, epoch)
-            finished = self._finish(task, counts, batch)
+            finished = self._finish(task, batch)
             return None if finished is None else finished[1]
         return None
 
@@ -298,11 +294,11 @@ class MapSource(Source):
     def probe(self) -> Probe | None:
         # worker_init_fn may change the data set, but only in workers: it must not run in the training process.
         if self._probe is None and self._loader.worker_init_fn is None:
-            self._probe = Probe(self._read_alone, self._count_samples() or 0)
+            is_batched = self._order.is_batched
+            self._probe = Probe(
+                lambda index: self._fetch([index] if is_batched else index, 0), self._count_samples() or 0
+            )
         return self._probe
-
-    def _read_alone(self, index: int) -> Any:
-        return self._fetch([index] if self._order.is_batched else index, 0)
 
     def _count_samples(self) -> int | None:
         try:
@@ -312,9 +308,9 @@ class MapSource(Source):
 
     def wanted(self, epoch: int, start: int) -> Iterator[Wanted]:
         self._check_start(start)
-        for task, counts in self._shards.read(epoch, start):
+        for task in self._shards.read(epoch, start):
             order = {"task": [task.epoch, task.number, task.offset], "indices": task.indices}
-            yield Wanted(epoch, order, kept=(task, counts))
+            yield Wanted(epoch, order, kept=task)
 
     def begin_serving(self, worker: int, num_workers: int) -> None:
         if self._loader.num_workers > 0:
@@ -322,23 +318,13 @@ class MapSource(Source):
 
     def make(self, order: dict[str, Any]) -> Any:
         epoch, number, offset = order["task"]
-        task = Task(epoch, number, offset, order["indices"])
-        seed_process(derive_seed(self._shared.seed, task.epoch, task.number, task.offset))
+        seed_process(derive_seed(self._shared.seed, epoch, number, offset))
         with self._acting:
-            return self._fetch(task.indices, task.epoch)
+            return self._fetch(order["indices"], epoch)
 
     def finish(self, wanted: Wanted, made: Any) -> Numbered | None:
-        task, counts = wanted.kept
-        return self._finish(task, counts, made)
+        return self._finish(wanted.kept, made)
 
     def close(self) -> None:
         self._parallel = None
         self._shards.in_flight.clear()
-
-
-def _pinning(fetch: Fetch) -> Any:
-    def fetch_pinned(indices: Any, epoch: int) -> Any:
-        batch = fetch(indices, epoch)
-        return batch if type(batch) is Failure else {name: each.pin_memory() for name, each in batch.items()}
-
-    return fetch_pinned

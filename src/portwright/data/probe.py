@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
+from functools import cached_property
 from itertools import combinations, islice
 from typing import Any
 
@@ -36,19 +37,17 @@ class Probe:
     def __init__(self, read: Callable[[int], Any], num_samples: int) -> None:
         self._read = read
         self._places = sorted({0, num_samples // 2, num_samples - 1}) if num_samples > 1 else []
-        self._told: Reading | None = None
-        self._has_told = False
 
     def tell(self) -> Reading | None:
         """The parts to compare with another process's; None where nothing can be compared."""
-        if not self._has_told:
-            self._has_told = True
-            self._told = self._read_samples()
-            for _ in range(1, _NUM_READINGS):
-                self._told = _keep_unchanged(self._told, self._read_samples())
-            if not self._told or not self._told[0]:
-                self._told = None
         return self._told
+
+    @cached_property
+    def _told(self) -> Reading | None:
+        told = self._read_samples()
+        for _ in range(1, _NUM_READINGS):
+            told = _keep_unchanged(told, self._read_samples())
+        return told if told and told[0] else None
 
     def contradicts(self, told: Reading | None) -> bool:
         """Whether these samples certainly differ from those that another process told."""
@@ -83,19 +82,16 @@ class Probe:
             for name in common
             if _differs_in_each(mine, name)
             and _differs_in_each(told, name)
-            and not (self._is_index(mine, name) and self._is_index(told, name))
+            and not all(
+                _numbers_in(reading, name) == self._places for reading in (mine, told)
+            )  # the index itself
         ]
-        long = [name for name in distinct if all(_is_long(sample[name]) for sample in told)]
+        long = [name for name in distinct if all(math.prod(sample[name][1]) >= _LONG_SIZE for sample in told)]
         return any(
             not any(_is_same(one[name], other[name]) for name in long or distinct)
             for one, other in zip(mine, told, strict=True)
             if distinct
         )
-
-    def _is_index(self, reading: Reading, name: str) -> bool:
-        """Whether a part of each sample is just the sample's index."""
-        numbers = [_as_number(sample[name]) for sample in reading]
-        return numbers == self._places
 
 
 def _differs_in_each(reading: Reading, name: str) -> bool:
@@ -156,9 +152,7 @@ def _is_same(one: list[Any], other: list[Any]) -> bool:
     return all(abs(a - b) <= margin for a, b in zip(one[3:], other[3:], strict=True))
 
 
-def _is_long(part: list[Any]) -> bool:
-    return bool(math.prod(part[1]) >= _LONG_SIZE)
-
-
-def _as_number(part: list[Any]) -> float | None:
-    return part[3] if part[0] == "numbers" and math.prod(part[1]) == 1 else None
+def _numbers_in(reading: Reading, name: str) -> list[float | None]:
+    """A part of each sample, where it is a single number."""
+    parts = [sample[name] for sample in reading]
+    return [part[3] if part[0] == "numbers" and math.prod(part[1]) == 1 else None for part in parts]

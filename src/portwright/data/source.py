@@ -1,4 +1,4 @@
-"""The interface of every kind of input, read in this process or through batches that other processes make.
+"""The interface of every kind of input, read in this process or through batches that other processes make; and lists of batches.
 
 An input describes each batch that is wanted (`wanted`), makes a described batch (`make`, in the process that reads), and
 receives it (`finish`, in the process that trains). Whichever process makes a batch, it is the one that a DataLoader's
@@ -7,15 +7,16 @@ worker would have made, since its random numbers depend on the batch alone.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch.utils.data._utils import pin_memory as torch_pin
 
-from portwright.data.failures import Failure, describe_death, raise_failure
+from portwright.data.failures import Failure, describe, describe_death, raise_failure, too_short_error
 from portwright.data.probe import Probe, Reading
-from portwright.data.split import BatchSplitter, Counts, count_samples
+from portwright.data.seeding import RandomStream, derive_seed, seed_process
+from portwright.data.split import BatchSplitter, Counts, count_samples, part_bounds
 from portwright.data.workers import Progress
 from portwright.errors import UserError
 
@@ -150,6 +151,22 @@ class Source:
         part, local = self._splitter.split(batch, size)
         return number, part, (local, size or 0)
 
+    def take_parts(self, epoch: int, start: int, batches: Iterable[Any]) -> Iterator[Numbered]:
+        """This rank's parts of the batches of an epoch from number `start` on; an epoch that gives none is an error."""
+        num_given = num_dropped = 0
+        for number, batch in enumerate(batches, start):
+            taken = self.take_part(epoch, number, batch)
+            if taken is None:
+                num_dropped += 1
+            else:
+                yield taken
+                num_given += 1
+        if not num_given and start == 0:
+            raise self.no_batch_error(epoch, num_dropped)
+
+    def no_batch_error(self, epoch: int, num_dropped: int) -> UserError:
+        return self._shared.no_batch_error(self._what, num_dropped)
+
     def check(self, epoch: int, number: int, batch: Any) -> None:
         if type(batch) is Failure:
             raise_failure(batch, name=self._shared.name, dataset=self._what, epoch=epoch, batch=number)
@@ -219,6 +236,91 @@ class Source:
 
     def finish(self, wanted: Wanted, made: Any) -> Numbered | None:
         raise NotImplementedError
+
+
+class ListSource(Source):
+    """Batches in a list, or in anything that is indexed by the batch's number, in their own order."""
+
+    def __init__(self, batches: Any, shared: Shared) -> None:
+        super().__init__(shared, type(batches).__name__)
+        self._batches = batches
+        self._probe = Probe(self._batches.__getitem__, len(batches))
+        self.num_batches = self.end = len(batches)
+        # Only batches in memory are counted beforehand: others would have to be loaded.
+        self._counts: list[Counts] | None = None
+        if not len(batches):
+            raise UserError(
+                f"{shared.name}: the {self._what} of batches is empty.", "It has to hold at least one batch."
+            )
+        if isinstance(batches, (list, tuple)):
+            self._count_all()
+
+    def _count_all(self) -> None:
+        rank, world_size = self._shared.rank, self._shared.world_size
+        counted = [count_samples(batch) for batch in self._batches]
+        # Batches without a size are refused when they are read.
+        sizes = [world_size if size is None else size for size in counted]
+        keeps_all = world_size == 1 or self._shared.keeps_small
+        given = sizes if keeps_all else [size for size in sizes if size >= world_size]
+        if not given:
+            raise self.no_batch_error(0, num_dropped=len(sizes))
+        bounds = [part_bounds(size, rank, world_size) for size in sizes]
+        self._counts = [(high - low, size) for (low, high), size in zip(bounds, sizes, strict=True)]
+        self.num_batches = len(given)
+        self.num_samples_of_last = given[-1]
+        self.batch_size = max(given)
+
+    def read(self, epoch: int, start: int) -> Iterator[Numbered]:
+        batches, counts = self._batches, self._counts
+        numbers = self._numbers_from(start)
+        if counts is not None and self._splitter is None:
+            for number in numbers:
+                yield number, batches[number], counts[number]
+            return
+        yield from self.take_parts(epoch, start, (self._load(epoch, number) for number in numbers))
+
+    def no_batch_error(self, epoch: int, num_dropped: int) -> UserError:
+        return self._shared.no_batch_error(f"the {self._what}", num_dropped)
+
+    def _numbers_from(self, start: int) -> range:
+        if start > len(self._batches):
+            raise too_short_error(self._shared.name, f"the {self._what}", start)
+        return range(start, len(self._batches))
+
+    def _load(self, epoch: int, number: int) -> Any:
+        try:
+            return self._batches[number]
+        except Exception as error:
+            failure = Failure("load", f"batch {number}", error, describe(error))
+            raise_failure(failure, name=self._shared.name, dataset=self._what, epoch=epoch, batch=number)
+
+    def reread(self, epoch: int, number: int) -> Any | None:
+        with RandomStream(self._seed_of(epoch, number), spotless=True):
+            batch = self._load(epoch, number)
+        return batch if self._splitter is None else self._splitter.split(batch, count_samples(batch))[0]
+
+    @property
+    def probe(self) -> Probe | None:
+        return self._probe
+
+    @property
+    def fingerprint(self) -> list[Any]:
+        return [self._what, len(self._batches)]
+
+    def wanted(self, epoch: int, start: int) -> Iterator[Wanted]:
+        for number in self._numbers_from(start):
+            yield Wanted(epoch, {"epoch": epoch, "number": number}, kept=number)
+
+    def make(self, order: dict[str, Any]) -> Any:
+        epoch, number = order["epoch"], order["number"]
+        seed_process(self._seed_of(epoch, number))
+        return self._load(epoch, number)
+
+    def _seed_of(self, epoch: int, number: int) -> int:
+        return derive_seed(self._shared.seed, "list", epoch, number)
+
+    def finish(self, wanted: Wanted, made: Any) -> Numbered | None:
+        return self.take_part(wanted.epoch, wanted.kept, made)
 
 
 class Channel(Protocol):

@@ -35,7 +35,12 @@ def count_samples(batch: Any) -> int | None:
     # Sizes differ: the fields are lists with one entry a sample, such as images and boxes of detection.
     fields = list(batch.values()) if isinstance(batch, Mapping) else batch
     if isinstance(fields, (list, tuple)):
-        lengths = {len(field) for field in fields if _has_length(field)}
+        lengths = {
+            len(field)
+            for field in fields
+            if (isinstance(field, (list, tuple)) and _is_plain(field))
+            or (isinstance(field, (torch.Tensor, np.ndarray)) and field.ndim > 0)
+        }
         if len(lengths) == 1:
             return lengths.pop()
     return next(_first_dimensions(batch), None)
@@ -68,12 +73,6 @@ def _is_scalar(node: Any) -> bool:
 def _is_plain(node: Any) -> bool:
     """Whether a list or tuple may hold one entry a sample; a named tuple never does."""
     return not hasattr(node, "_fields")
-
-
-def _has_length(node: Any) -> bool:
-    return (isinstance(node, (list, tuple)) and _is_plain(node)) or (
-        isinstance(node, (torch.Tensor, np.ndarray)) and node.ndim > 0
-    )
 
 
 class _SizesDisagree(Exception):

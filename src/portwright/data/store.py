@@ -92,7 +92,7 @@ class Store:
     def tokenizer(self) -> dict[str, Any] | None:
         return self.manifest.header.tokenizer
 
-    def require_ids(self, name: str, vocab_size: int, what: str = "the model") -> None:
+    def require_ids(self, name: str, vocab_size: int) -> None:
         """Raises unless every value of an integer field is below `vocab_size`."""
         field = next((each for each in self.fields if each.name == name), None)
         if field is None:
@@ -109,7 +109,7 @@ class Store:
             record, value = self._find_id(number, name, vocab_size)
             made = (self.tokenizer or {}).get("vocab_size")
             raise UserError(
-                f"{self.folder / shard.file}: record {record} has the id {value} in '{name}', and {what} knows ids 0 to "
+                f"{self.folder / shard.file}: record {record} has the id {value} in '{name}', and the model knows ids 0 to "
                 f"{vocab_size - 1}.",
                 f"Set vocab_size to {made}, that of the tokenizer which made these data, or prepare them again."
                 if isinstance(made, int) and made > value

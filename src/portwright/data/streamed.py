@@ -102,23 +102,11 @@ class StreamSource(Source):
         with closing(self._begin(epoch, random_state)) as batches:
             if start and state is None:
                 self._skip(batches, epoch, start)
-            yield from self._take_parts(batches, epoch, start)
+            yield from self.take_parts(epoch, start, batches)
 
-    def _take_parts(self, batches: Iterator[Any], epoch: int, start: int) -> Iterator[Numbered]:
-        num_given = num_dropped = 0
-        for number, batch in enumerate(batches, start):
-            taken = self.take_part(epoch, number, batch)
-            if taken is None:
-                num_dropped += 1
-                continue
-            yield taken
-            num_given += 1
-        if not num_given and start == 0:
-            raise self._no_batch_error(epoch, num_dropped)
-
-    def _no_batch_error(self, epoch: int, num_dropped: int) -> UserError:
+    def no_batch_error(self, epoch: int, num_dropped: int) -> UserError:
         if epoch == 0 or num_dropped:
-            return self._shared.no_batch_error(self._what, num_dropped)
+            return super().no_batch_error(epoch, num_dropped)
         return UserError(
             f"{self._shared.name}: {self._what} gave nothing more in epoch {epoch}, so it can be read only once.",
             "Let its __iter__ start anew each time, or return a DataLoader or a list.",
@@ -296,7 +284,9 @@ class StreamSource(Source):
     def _open_lane(self, epoch: int, lane: int, index: int) -> Iterator[Any]:
         """Opens a lane at batch `index`; earlier batches are read again and dropped."""
         if self._num_workers == 0:
-            if not self._can_begin(epoch):
+            # The iterable may keep state from pass to pass, above all from a pass that was abandoned.
+            knows_its_place = self._has_set_epoch or self._first_state is not None
+            if self._is_inside_pass or (self._num_passes > epoch and not knows_its_place):
                 raise NeedsFreshInput
             self._is_inside_pass = True
             return (batch for _, batch, _ in self.read(epoch, index))
@@ -308,20 +298,12 @@ class StreamSource(Source):
         generator = make_generator(derive_seed(self._shared.seed, "stream", epoch))
         return _pass_over(index, iter(copy_loader(self._loader, batches, None, generator, lane)))
 
-    def _can_begin(self, epoch: int) -> bool:
-        """Whether this process can bring the iterable to the start of an epoch.
-
-        The iterable may keep state from pass to pass, above all from a pass that was abandoned.
-        """
-        knows_its_place = self._has_set_epoch or self._first_state is not None
-        return not self._is_inside_pass and (self._num_passes <= epoch or knows_its_place)
-
     def finish(self, wanted: Wanted, made: Any) -> Numbered | None:
         if made is END:
             assert wanted.lane is not None
             self._ended.add(wanted.lane)
             if self.lanes_have_ended and not self._num_finished:
-                raise self._no_batch_error(wanted.epoch, 0)
+                raise self.no_batch_error(wanted.epoch, 0)
             if self.lanes_have_ended and self._num_finished < self._num_unwanted:
                 raise too_short_error(self._shared.name, self._what, self._num_unwanted)
             return None

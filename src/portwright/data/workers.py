@@ -7,6 +7,7 @@ import os
 import random
 import warnings
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from torch.utils.data._utils import worker as torch_worker
 from portwright.data.failures import Failure, dead_worker_pids, describe, make_portable
 from portwright.data.fetch import Fetch
 from portwright.data.seeding import derive_seed, seed_process
+from portwright.data.split import Counts
 from portwright.job.signals import shield_worker
 
 _CELLS_PER_WORKER = 3  # its process id, its current batch, its current sample
@@ -29,6 +31,7 @@ class Task(NamedTuple):
     number: int
     offset: int
     indices: Any
+    counts: Counts | None  # None: one index is a whole batch, whose samples are counted once it is loaded
 
 
 class Progress:
@@ -159,41 +162,30 @@ class StreamBatches(IterableDataset[Any]):
             yield batch
 
 
-class WorkerInit:
+def begin_worker(worker_init_fn: Callable[[int], Any] | None, worker: int) -> None:
     """Runs the user's worker_init_fn in a worker, where it sees the user's data set and not our wrapper."""
-
-    def __init__(self, worker_init_fn: Callable[[int], Any] | None) -> None:
-        self._worker_init_fn = worker_init_fn
-
-    def __call__(self, worker: int) -> None:
-        shield_worker()
-        info: Any = get_worker_info()
-        wrapper: WorkerFetch | StreamBatches = info.dataset
-        object.__setattr__(info, "dataset", wrapper.inner)  # torch's own __setattr__ refuses any change
-        if self._worker_init_fn is None:
-            return
-        try:
-            self._worker_init_fn(worker)
-        except Exception as error:
-            failure = Failure("worker_init_fn", f"worker {worker}", error, describe(error))
-            wrapper.init_failure = make_portable(failure)
+    shield_worker()
+    info: Any = get_worker_info()
+    wrapper: WorkerFetch | StreamBatches = info.dataset
+    object.__setattr__(info, "dataset", wrapper.inner)  # torch's own __setattr__ refuses any change
+    if worker_init_fn is None:
+        return
+    try:
+        worker_init_fn(worker)
+    except Exception as error:
+        failure = Failure("worker_init_fn", f"worker {worker}", error, describe(error))
+        wrapper.init_failure = make_portable(failure)
 
 
-class LaneInit(WorkerInit):
-    """As WorkerInit, in the only worker of a loader; the user's code sees worker `lane` of `num_lanes`."""
-
-    def __init__(self, worker_init_fn: Callable[[int], Any] | None, lane: int, num_lanes: int) -> None:
-        super().__init__(worker_init_fn)
-        self._lane, self._num_lanes = lane, num_lanes
-
-    def __call__(self, worker: int) -> None:
-        info: Any = get_worker_info()
-        seed = info.seed + self._lane
-        for name, value in (("id", self._lane), ("num_workers", self._num_lanes), ("seed", seed)):
-            object.__setattr__(info, name, value)
-        torch.manual_seed(seed)
-        random.seed(seed)
-        super().__call__(self._lane)
+def begin_lane(worker_init_fn: Callable[[int], Any] | None, lane: int, num_lanes: int, _: int) -> None:
+    """As begin_worker, in the only worker of a loader; the user's code sees worker `lane` of `num_lanes`."""
+    info: Any = get_worker_info()
+    seed = info.seed + lane
+    for name, value in (("id", lane), ("num_workers", num_lanes), ("seed", seed)):
+        object.__setattr__(info, name, value)
+    torch.manual_seed(seed)
+    random.seed(seed)
+    begin_worker(worker_init_fn, lane)
 
 
 class ActingWorker:
@@ -237,12 +229,12 @@ def copy_loader(
     if loader.num_workers > 0:
         options["prefetch_factor"] = loader.prefetch_factor
         options["multiprocessing_context"] = loader.multiprocessing_context
-        options["worker_init_fn"] = WorkerInit(loader.worker_init_fn)
+        options["worker_init_fn"] = partial(begin_worker, loader.worker_init_fn)
         options["timeout"] = loader.timeout
         # An iterable's state in a persistent worker could not be restored.
         options["persistent_workers"] = loader.persistent_workers and sampler is not None
     if lane is not None:
-        options["worker_init_fn"] = LaneInit(loader.worker_init_fn, lane, loader.num_workers)
+        options["worker_init_fn"] = partial(begin_lane, loader.worker_init_fn, lane, loader.num_workers)
     with warnings.catch_warnings():
         # torch has warned when the user made the original.
         warnings.filterwarnings("ignore", message="This DataLoader will create", category=UserWarning)

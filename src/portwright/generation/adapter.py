@@ -25,7 +25,6 @@ from transformers import (
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from portwright.errors import NonFiniteError
-from portwright.generation.draws import choose
 from portwright.generation.inputs import Decode, is_encoder_decoder
 from portwright.generation.options import GenerationOptions
 from portwright.layers.cache import DecoderLayerCache
@@ -141,6 +140,14 @@ class Choice(LogitsProcessor):  # type: ignore[misc]
             gained = gained.masked_fill(self._ends.ended, 0.0)
         self.totals = self.totals + gained
         return torch.full_like(scores, -torch.inf).scatter_(1, tokens[:, None], 0.0)
+
+
+def choose(scores: Tensor, uniforms: Tensor) -> Tensor:
+    """One token a row with the probabilities softmax(scores), where its uniform number falls."""
+    up_to = scores.softmax(dim=-1).double().cumsum(dim=-1)
+    # The first token whose cumulated probability exceeds the draw: never one of probability 0.
+    point = uniforms[:, None].to(up_to.dtype) * up_to[:, -1:]
+    return torch.searchsorted(up_to, point, right=True).squeeze(1).clamp_(max=scores.shape[1] - 1)
 
 
 def run_generate(

@@ -8,14 +8,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from portwright.errors import UserError
 from portwright.extras import import_transformers
-from portwright.generation.draws import draw_uniforms
 from portwright.generation.inputs import Decode, check_inputs, require_generating
 from portwright.generation.options import GenerationOptions
+
+_RESOLUTION = 2.0**32  # coarse enough that rounding in a sum of probabilities changes no draw
 
 
 @dataclass(frozen=True)
@@ -104,3 +106,15 @@ def _evaluating(network: nn.Module) -> Iterator[None]:
     finally:
         for module in training:  # one by one: some modules may have been in evaluation mode
             module.training = True
+
+
+def draw_uniforms(
+    seed: int, num_rows: int, num_steps: int, device: torch.device, first_row: int = 0
+) -> Tensor:
+    """Numbers in [0, 1) of shape [steps, rows]; a row's numbers do not depend on the other rows."""
+    drawn = np.empty((num_rows, num_steps))
+    for row in range(num_rows):
+        # numpy's counter-based generator, so that neither torch's generators nor the device matter.
+        key = np.array([seed, first_row + row], dtype=np.uint64)
+        drawn[row] = np.random.Generator(np.random.Philox(key=key)).random(num_steps)
+    return torch.from_numpy(np.floor(drawn.T * _RESOLUTION) / _RESOLUTION).to(device)

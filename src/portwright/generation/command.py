@@ -21,9 +21,8 @@ from portwright.generation.inputs import (
     right_pad,
     room_for_new,
 )
-from portwright.generation.loading import TrainedNetwork, load_trained
+from portwright.generation.loading import TrainedNetwork, Vocabulary, find_vocabulary, load_trained
 from portwright.generation.options import GenerationOptions
-from portwright.generation.vocabulary import Vocabulary, find_vocabulary
 from portwright.job.stdout import printing, stdout_to_stderr
 
 DEFAULT_NEW_TOKENS = 64

@@ -15,13 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from portwright.errors import UnsupportedError, UserError, suggest
+from portwright.errors import UserError, suggest
 from portwright.extras import import_transformers
-from portwright.huggingface.mapping import Family, Params
-from portwright.huggingface.their_names import is_ignored
+from portwright.huggingface.mapping import Family, Params, is_ignored
 from portwright.huggingface.weights import Weights, read_config
 
 _BATCH, _LENGTH, _SEED = 3, 24, 0
+# Where a model of theirs has several, ours gives them in the same order.
 _OUTPUTS = ("logits", "prediction_logits", "seq_relationship_logits", "start_logits", "end_logits")
 
 
@@ -80,15 +80,15 @@ def check(
     If the conversion cast the weights to the type `rounded`, both sides are rounded to it first.
     """
     transformers = require_transformers()
-    if family.network is None:
-        raise UnsupportedError(f"the family {family.name} names no network to compare.", "Leave --check out.")
     config = read_config(theirs)
     name = (config.get("architectures") or [family.classes(next(iter(family.architectures)))[0]])[0]
     known = [each for folder in family.architectures for each in family.classes(folder)]
     if name not in known or not hasattr(transformers, name):
         raise UserError(f"--check cannot compare with '{name}'.", suggest(str(name), known))
     with _quiet():
-        model, loading = getattr(transformers, _with_head(name, known)).from_pretrained(
+        # For a base model the class with the head that is made of the same weights.
+        is_base = name.endswith("Model") and not name.endswith("LMHeadModel")
+        model, loading = getattr(transformers, known[0] if is_base else name).from_pretrained(
             theirs, dtype=torch.float32, output_loading_info=True, local_files_only=True
         )
     network = family.network(params).float()
@@ -97,8 +97,9 @@ def check(
         model, network = model.to(rounded).float(), network.to(rounded).float()
     batch = make_batch(model.config, network)
     with torch.no_grad(), _quiet():
-        their_outputs = _by_name(model.eval()(**batch))
-        our_outputs = _call(network.eval(), batch)
+        outputs, made = model.eval()(**batch), network.eval()(**batch)
+    their_outputs = [outputs[name] for name in _OUTPUTS if outputs.get(name) is not None]
+    our_outputs = [each for each in (made if isinstance(made, tuple) else (made,)) if each is not None]
     unexpected = [
         each
         for each in map(str, loading.get("unexpected_keys") or ())
@@ -109,11 +110,6 @@ def check(
         missing_keys=tuple(sorted(map(str, loading.get("missing_keys") or ()))),
         unexpected_keys=tuple(sorted(unexpected)),
     )
-
-
-def _with_head(name: str, known: list[str]) -> str:
-    """The class to load: for a base model the class with the head that is made of the same weights."""
-    return known[0] if name.endswith("Model") and not name.endswith("LMHeadModel") else name
 
 
 def make_batch(config: Any, network: nn.Module) -> dict[str, Tensor]:
@@ -150,26 +146,15 @@ def _draw_tokens(
     return ids, mask
 
 
-def _call(network: nn.Module, batch: Mapping[str, Tensor]) -> list[Tensor]:
-    made = network(**batch)
-    return [each for each in (made if isinstance(made, tuple) else (made,)) if each is not None]
-
-
-def _by_name(outputs: Any) -> dict[str, Tensor]:
-    found = {name: outputs[name] for name in _OUTPUTS if outputs.get(name) is not None}
-    # Where a model has several, ours gives them in the same order.
-    return dict(sorted(found.items(), key=lambda item: _OUTPUTS.index(item[0])))
-
-
 def _compare(
     name: str,
     config: Any,
     batch: Mapping[str, Tensor],
-    theirs: Mapping[str, Tensor],
+    theirs: list[Tensor],
     ours: list[Tensor],
     tolerance: float,
 ) -> Checked:
-    shapes = [tuple(each.shape) for each in theirs.values()], [tuple(each.shape) for each in ours]
+    shapes = [tuple(each.shape) for each in theirs], [tuple(each.shape) for each in ours]
     if shapes[0] != shapes[1]:
         raise UserError(
             f"{name} gives {shapes[0]}, and our network {shapes[1]}.", "The params do not fit the weights."
@@ -179,11 +164,11 @@ def _compare(
         (one[mask], two[mask])
         if one.shape[:2] == mask.shape
         else (one, two)  # scores at padding are not compared
-        for one, two in zip(theirs.values(), ours, strict=True)
+        for one, two in zip(theirs, ours, strict=True)
     ]
     difference = max(float((one - two).abs().max()) for one, two in pairs)
     scale = max(float(one.abs().max()) for one, _ in pairs)
-    losses = [_loss(config, mask, outputs) for outputs in (list(theirs.values()), ours)]
+    losses = [_loss(config, mask, outputs) for outputs in (theirs, ours)]
     return Checked(
         name,
         difference,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,9 +15,10 @@ from portwright.huggingface.check import Checked
 from portwright.huggingface.incoming import bring_in, read_huggingface, read_zoo
 from portwright.huggingface.options import OnBytes, Options
 from portwright.huggingface.outgoing import take_back
-from portwright.huggingface.turned import render_moves
+from portwright.huggingface.problems import show_shape
 from portwright.job.sizes import show_bytes
 from portwright.job.stdout import printing
+from portwright.text.progress import ByteProgress
 
 __all__ = ["Options", "bring_in", "convert_and_print", "take_back"]
 
@@ -40,7 +40,15 @@ def convert_and_print(given_from: str | None, given_to: str | None, options: Opt
     if given_from is not None:
         convert = partial(bring_in, read=_SOURCES[chosen.lower()])
     try:
-        with _progress(shown=not as_json) as on_bytes:
+        with ByteProgress(lines=False) as progress:
+            done = 0
+
+            def on_bytes(num_bytes: int, total: int) -> None:
+                nonlocal done
+                done += num_bytes
+                if total >= _LARGE_BYTES and not as_json:
+                    progress("writing", done, total)
+
             made = convert(options, on_bytes)
     except OSError as error:  # while reading; errors of writing are reported there
         raise UserError(
@@ -71,7 +79,7 @@ def _print(made: Mapping[str, Any]) -> None:
     for note in made["notes"]:
         print(f"note: {note}", file=sys.stderr)
     if "table" in made:
-        print(render_moves(made["table"]))
+        print(_render_moves(made["table"]))
         return
     print(
         f"{made['model']}: {made['tensors']} tensors, {show_bytes(made['bytes'])}, written to {made['out']}"
@@ -84,39 +92,13 @@ def _print(made: Mapping[str, Any]) -> None:
         print(f"  {Checked(**values)}")
 
 
-@contextlib.contextmanager
-def _progress(shown: bool) -> Iterator[OnBytes]:
-    """A progress bar, if `shown`, on a terminal; nothing elsewhere."""
-    from rich.console import Console
-
-    console = Console(stderr=True)
-    if not shown or not console.is_terminal:
-        yield lambda num_bytes, total: None
-        return
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    columns = (
-        TextColumn("writing"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, transient=True) as bars:
-        tasks: list[Any] = []
-
-        def on_bytes(num_bytes: int, total: int) -> None:
-            if total < _LARGE_BYTES:
-                return
-            if not tasks:
-                tasks.append(bars.add_task("writing", total=total))
-            bars.advance(tasks[0], num_bytes)
-
-        yield on_bytes
+def _render_moves(rows: Sequence[dict[str, object]]) -> str:
+    """The table of tensors as text."""
+    lines = []
+    for row in rows:
+        theirs: list[str] = row["theirs"]  # type: ignore[assignment]
+        shapes: list[list[int]] = row["their_shapes"]  # type: ignore[assignment]
+        left = f"{row['ours']} {show_shape(row['shape'])}"  # type: ignore[arg-type]
+        right = " + ".join(f"{name} {show_shape(shape)}" for name, shape in zip(theirs, shapes, strict=True))
+        lines.append(f"{left:<64} <-> {right}{' transposed' if row['transposed'] else ''}")
+    return "\n".join(lines)

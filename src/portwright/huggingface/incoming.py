@@ -12,7 +12,7 @@ import torch
 from portwright.discover import find_models
 from portwright.errors import UserError
 from portwright.huggingface.check import check, require_transformers
-from portwright.huggingface.mapping import Family, Move, Params, moves_of
+from portwright.huggingface.mapping import Family, Move, Params, as_ours, moves_of
 from portwright.huggingface.model_folder import (
     check_section,
     complete_section,
@@ -27,17 +27,23 @@ from portwright.huggingface.options import (
     Options,
     account,
     atomic_file,
+    list_moves,
+    parse_dtype,
     require_out,
     total_bytes,
 )
 from portwright.huggingface.registry import family_to_read, folder_of_config
-from portwright.huggingface.turned import as_ours, list_moves, parse_dtype
-from portwright.huggingface.weights import Weights, open_folder, read_config
-from portwright.huggingface.writing import check_storable, write_checkpoint, write_file
+from portwright.huggingface.weights import (
+    Weights,
+    check_storable,
+    open_folder,
+    read_config,
+    write_checkpoint,
+    write_file,
+)
 from portwright.huggingface.zoo import adapt_section, open_zoo_file, zoo_family
 from portwright.job.atomic import atomic_directory
 from portwright.job.yaml_source import read_yaml
-from portwright.runtime.checkpoint_files import TensorSpec
 
 
 @dataclass(frozen=True)
@@ -164,19 +170,14 @@ def _section_of(
 
 def _with_fresh(ours: Weights, family: Family, section: Params) -> tuple[Weights, list[str]]:
     """Adds weights that the checkpoint lacks, drawn as for a new training."""
-    if family.network is None:
-        raise UserError(
-            f"the family {family.name} names no network to draw weights from.", "Leave --new-head out."
-        )
     missing = [move.ours for move in moves_of(family, section) if move.ours not in ours.specs]
-    if len(missing) == len(moves_of(family, section)):
+    if not ours.specs:
         raise UserError("the checkpoint has no weight of this model at all.", "Give another.")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         state = family.network(section).state_dict() if missing else {}
     kinds = [spec.dtype for spec in ours.specs.values() if spec.dtype.is_floating_point]
     kind = max(set(kinds), key=kinds.count)
-    fresh = {name: state[name].to(kind) for name in missing}
-    specs = {name: TensorSpec.of(tensor) for name, tensor in fresh.items()}
-    specs = {**ours.specs, **specs}
-    return Weights(specs, lambda name: fresh[name] if name in fresh else ours.read(name)), missing
+    fresh = Weights.of({name: state[name].to(kind) for name in missing})
+    specs = {**ours.specs, **fresh.specs}
+    return Weights(specs, lambda name: (fresh if name in fresh.specs else ours).read(name)), missing

@@ -6,36 +6,43 @@ buffers, tied weights, missing or surplus tensors) is handled here, once for all
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import nn
 
 from portwright.errors import UserError
-from portwright.huggingface.problems import Problems
-from portwright.huggingface.their_names import find_names
+from portwright.huggingface.problems import Misshapen, refuse_differences
+from portwright.huggingface.weights import Weights
+from portwright.runtime.checkpoint_files import TensorSpec
 
 Params = Mapping[str, Any]  # the section `model:` of params.yaml
 Shape = tuple[int, ...]
 _FEW_LAYERS = 200  # with fewer layers, each missing tensor is named
+_WRAPPERS = ("module.", "_orig_mod.", "model.")  # DistributedDataParallel's, torch.compile's, Lightning's
+_OLD_ENDINGS = (
+    (".weight", ".gamma"),
+    (".bias", ".beta"),
+)  # LayerNorm's names in checkpoints that TensorFlow trained
+_NUM_KEPT = 2  # of our tensors in memory: files alternate weights and biases of queries, keys and values
 
 
 @dataclass(frozen=True)
 class Entry:
     """One tensor of ours and the tensor or tensors of theirs that it is made of.
 
-    `{i}` in the names counts from 0 to `count` - 1. Several of theirs are stacked along dim 0 (query, key, value ->
-    in_proj_weight), in equal parts unless `rows` gives each part's. `transposed`: theirs is [in, out], as in GPT-2's Conv1D.
-    Two entries may name the same tensor of theirs, where ours keeps a tied weight under two names.
+    `{i}` in the names counts from 0 to `count` - 1. Several of theirs are stacked along dim 0 in equal parts (query, key,
+    value -> in_proj_weight). `transposed`: theirs is [in, out], as in GPT-2's Conv1D. Two entries may name the same tensor
+    of theirs, where ours keeps a tied weight under two names.
     """
 
     ours: str
     theirs: str | tuple[str, ...]
     transposed: bool = False
     count: int | None = None
-    rows: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -53,15 +60,14 @@ class Family:
     entries: Callable[[Params], Sequence[Entry]]
     params_of: Callable[[Mapping[str, Any]], dict[str, Any]]  # config.json -> `model:`
     config_of: Callable[[Params], dict[str, Any]]  # `model:` -> config.json
+    network: Callable[[Params], nn.Module]  # our network
     ignored: tuple[str, ...] = ()  # buffers of theirs, as patterns: "*.attn.bias"
     tied: tuple[tuple[str, str], ...] = ()  # (name in the entries, other name that older files have too)
     # name that transformers requires and no network reads: the tensor that is written for it, if it exists
     copies: Mapping[str, str] = field(default_factory=dict)
     prefix: str = ""  # of the base model in a model with a head: "bert."; files may lack it
-    network: Callable[[Params], nn.Module] | None = None  # our network, for the shapes of its tensors
-    by_tensors: Callable[[dict[str, Any], Collection[str]], dict[str, Any]] | None = (
-        None  # sets params that config.json leaves open by the names in the file
-    )
+    # sets params that config.json leaves open by the names in the file
+    by_tensors: Callable[[dict[str, Any], Collection[str]], dict[str, Any]] | None = None
 
     def classes(self, folder: str) -> tuple[str, ...]:
         """The HuggingFace classes that our folder reads; the first is the one to write."""
@@ -76,7 +82,6 @@ class Move:
     ours: str
     theirs: tuple[str, ...]
     transposed: bool = False
-    rows: tuple[int, ...] | None = None
 
     def gather(self, read: Callable[[str], torch.Tensor]) -> torch.Tensor:
         """Makes our tensor from theirs, without a copy where possible."""
@@ -87,63 +92,69 @@ class Move:
 
     def scatter(self, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
         """Makes their tensors from ours, without a copy where possible."""
-        parts = torch.split(tensor, self._rows_of(tuple(tensor.shape))) if len(self.theirs) > 1 else [tensor]
+        parts = tensor.chunk(len(self.theirs)) if len(self.theirs) > 1 else (tensor,)
         made = [part.t() if self.transposed else part for part in parts]
         return {name: part.contiguous() for name, part in zip(self.theirs, made, strict=True)}
 
-    def our_shape(self, parts: Sequence[Shape]) -> Shape | None:
-        """The shape of our tensor made from theirs; None where theirs do not fit together."""
-        turned = [self._transposed_shape(part) for part in parts]
-        if len(turned) == 1:
-            return turned[0]
-        if any(part is None or not part or part[1:] != (turned[0] or ())[1:] for part in turned):
-            return None
-        rows = [part[0] for part in turned if part]
-        if rows != list(self.rows or rows[:1] * len(rows)):
-            return None
-        return (sum(rows), *(turned[0] or ())[1:])
-
-    def their_shapes(self, shape: Shape) -> list[Shape] | None:
-        """The shapes of their tensors made from ours; None where ours cannot be divided so."""
-        if len(self.theirs) > 1:
-            if not shape or sum(self._rows_of(shape)) != shape[0]:
-                return None
-            split: list[Shape] = [(rows, *shape[1:]) for rows in self._rows_of(shape)]
-        else:
-            split = [shape]
-        turned = [self._transposed_shape(part) for part in split]
-        return None if any(part is None for part in turned) else [part for part in turned if part is not None]
-
-    def _rows_of(self, shape: Shape) -> list[int]:
-        return list(self.rows) if self.rows else [shape[0] // len(self.theirs)] * len(self.theirs)
-
-    def _transposed_shape(self, shape: Shape) -> Shape | None:
-        if not self.transposed:
-            return shape
-        return (shape[1], shape[0]) if len(shape) == 2 else None
+    def their_shape(self, shape: Shape) -> Shape:
+        """The shape of each of their tensors, for one of ours of our network's shape."""
+        part = (shape[0] // len(self.theirs), *shape[1:]) if len(self.theirs) > 1 else shape
+        return part[::-1] if self.transposed else part
 
 
 def moves_of(family: Family, params: Params) -> list[Move]:
-    """The moves of all of a model's tensors; refuses a family's file that contradicts itself."""
-    moves = [move for entry in family.entries(params) for move in _expand(family, entry)]
-    seen: set[str] = set()
-    for move in moves:
-        if move.ours in seen:
-            raise ValueError(f"family {family.name}: two entries make '{move.ours}'")
-        seen.add(move.ours)
+    """The moves of all of a model's tensors."""
+    moves = []
+    for entry in family.entries(params):
+        theirs = (entry.theirs,) if isinstance(entry.theirs, str) else entry.theirs
+        for i in map(str, range(1 if entry.count is None else entry.count)):
+            names = tuple(name.replace("{i}", i) for name in theirs)
+            moves.append(Move(entry.ours.replace("{i}", i), names, entry.transposed))
     return moves
 
 
-def _expand(family: Family, entry: Entry) -> Iterable[Move]:
-    theirs = (entry.theirs,) if isinstance(entry.theirs, str) else tuple(entry.theirs)
-    numbered = [("{i}" in name) for name in (entry.ours, *theirs)]
-    if not theirs or any(numbered) != all(numbered) or all(numbered) != (entry.count is not None):
-        raise ValueError(f"family {family.name}: {entry} needs {{i}} in every name and a count, or neither")
-    if entry.rows is not None and len(entry.rows) != len(theirs):
-        raise ValueError(f"family {family.name}: {entry} needs as many rows as names")
-    for i in range(entry.count) if entry.count is not None else (0,):
-        names = tuple(name.replace("{i}", str(i)) for name in theirs)
-        yield Move(entry.ours.replace("{i}", str(i)), names, entry.transposed, entry.rows)
+def find_names(
+    available: Collection[str],
+    wanted: Sequence[str],
+    prefix: str,
+    ignored: Sequence[str],
+    tied: Sequence[tuple[str, str]],
+) -> tuple[dict[str, str], list[str], list[tuple[str, str]]]:
+    """The wanted names' names in the checkpoint, its surplus names, and pairs of names that must have equal tensors.
+
+    `available` are the checkpoint's names, which may be old, prefixed or doubled, `wanted` those of the family's entries.
+    """
+    there = set(available)
+    used: set[str] = set()
+    names: dict[str, str] = {}
+    equal: list[tuple[str, str]] = []
+    aliases = [pair for pair in tied if pair[1] not in set(wanted)]  # an untied head is a separate weight
+    for name in dict.fromkeys(wanted):
+        candidates = [name, *(other for kept, other in aliases if kept == name)]
+        places = [place for each in candidates for place in _spellings(each, prefix) if place in there]
+        if places:
+            names[name] = places[0]
+            used.update(places)
+            equal += [(places[0], place) for place in places[1:]]
+    rest = [name for name in available if name not in used]
+    return names, [name for name in rest if not is_ignored(name, prefix, ignored)], equal
+
+
+def _spellings(name: str, prefix: str) -> Iterator[str]:
+    """Yields the names that a checkpoint may have for a tensor, the usual one first."""
+    bare = name.removeprefix(prefix) if prefix else name
+    for base in dict.fromkeys((name, bare, f"{prefix}{name}")):
+        for wrapper in ("", *_WRAPPERS):
+            yield wrapper + base
+            for new, old in _OLD_ENDINGS:
+                if base.endswith(new):
+                    yield wrapper + base.removesuffix(new) + old
+
+
+def is_ignored(name: str, prefix: str, ignored: Sequence[str]) -> bool:
+    """Whether a name matches one of the patterns, with or without the base model's prefix."""
+    spellings = (name, f"{prefix}{name}", name.removeprefix(prefix) if prefix else name)
+    return any(fnmatchcase(each, pattern) for each in spellings for pattern in ignored)
 
 
 def plan_ours(
@@ -158,92 +169,65 @@ def plan_ours(
     Also gives pairs of names whose tensors must be equal, since the model has one weight for both. `partial` allows missing
     and surplus tensors, as when a base model gets a new head.
     """
-    _refuse_more_layers(family, params, len(shapes))
-    moves = moves_of(family, params)
+    moves, expected = _moves_and_shapes(family, params, len(shapes))
     wanted = [name for move in moves for name in move.theirs]
-    found = find_names(shapes, wanted, family.prefix, family.ignored, family.tied)
-    problems = Problems(f"The checkpoint is not of a {family.name} with these params", "checkpoint", "model")
-    expected = our_shapes(family, params)
-    if expected is not None:
-        _check_entries(family, moves, expected)
-    planned = []
+    names, surplus, equal = find_names(shapes, wanted, family.prefix, family.ignored, family.tied)
+    planned: list[Move] = []
+    misshapen: list[Misshapen] = []
     for move in moves:
-        missing = [name for name in move.theirs if name not in found.names]
-        if missing:
-            problems.missing += missing
-            continue
-        actual = tuple(found.names[name] for name in move.theirs)
-        parts = [tuple(shapes[name]) for name in actual]
-        made = move.our_shape(parts)
-        want = expected[move.ours] if expected is not None else None
-        if made is None or (want is not None and made != want):
-            problems.misshapen += _differing(move, actual, parts, want)
-        planned.append(Move(move.ours, actual, move.transposed, move.rows))
-    problems.surplus = list(found.surplus)
-    if partial:
-        problems.missing, problems.surplus = [], []
-    problems.raise_if_any(params, candidates=wanted)
-    return planned, found.equal
+        if all(name in names for name in move.theirs):
+            actual = tuple(names[name] for name in move.theirs)
+            want = move.their_shape(expected[move.ours])
+            misshapen += [(name, shapes[name], want) for name in actual if shapes[name] != want]
+            planned.append(Move(move.ours, actual, move.transposed))
+    refuse_differences(
+        f"The checkpoint is not of a {family.name} with these params",
+        "checkpoint",
+        params,
+        [] if partial else [name for name in wanted if name not in names],
+        [] if partial else surplus,
+        misshapen,
+        candidates=wanted,
+    )
+    return planned, equal
 
 
 def plan_theirs(shapes: Mapping[str, Shape], family: Family, params: Params) -> list[Move]:
     """Plans, from shapes alone, how their tensors are made from ours."""
-    _refuse_more_layers(family, params, len(shapes))
-    moves = moves_of(family, params)
-    problems = Problems(f"The weights are not of a {family.name} with these params", "weights", "model")
-    expected = our_shapes(family, params)
-    if expected is not None:
-        _check_entries(family, moves, expected)
-    known = {move.ours for move in moves}
-    for move in moves:
-        if move.ours not in shapes:
-            problems.missing.append(move.ours)
-            continue
-        shape = tuple(shapes[move.ours])
-        want = expected[move.ours] if expected is not None else None
-        if (want is not None and shape != want) or move.their_shapes(shape) is None:
-            problems.misshapen.append((move.ours, shape, want))
-    problems.surplus = [name for name in shapes if name not in known]
-    problems.raise_if_any(params, candidates=known)
+    moves, expected = _moves_and_shapes(family, params, len(shapes))
+    refuse_differences(
+        f"The weights are not of a {family.name} with these params",
+        "weights",
+        params,
+        [name for name in expected if name not in shapes],
+        [name for name in shapes if name not in expected],
+        [(name, shapes[name], want) for name, want in expected.items() if shapes.get(name, want) != want],
+        candidates=expected,
+    )
     return moves
 
 
-def _refuse_more_layers(family: Family, params: Params, num_tensors: int) -> None:
-    """Refuses more layers than tensors early: moves for millions of layers, from a damaged config.json, take all memory."""
+def _moves_and_shapes(
+    family: Family, params: Params, num_tensors: int
+) -> tuple[list[Move], dict[str, Shape]]:
+    """The moves of a model's tensors, and the shapes of our network's state, which they must cover."""
+    # Moves for millions of layers, from a damaged config.json, would take all memory.
     most = max((entry.count or 0 for entry in family.entries(params)), default=0)
     if most > max(num_tensors, _FEW_LAYERS):
         raise UserError(
             f"The params say {most} layers, and the checkpoint has {num_tensors} tensors in all.",
             "Correct the number of layers, or give the checkpoint that belongs to it.",
         )
-
-
-def our_shapes(family: Family, params: Params) -> dict[str, Shape] | None:
-    """The shapes of our network's state, on the meta device; None where the family has no network."""
-    if family.network is None:
-        return None
+    moves = moves_of(family, params)
     with torch.device("meta"):
-        network = family.network(params)
-    return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
-
-
-def _check_entries(family: Family, moves: Sequence[Move], expected: Mapping[str, Shape]) -> None:
+        expected = {name: tuple(tensor.shape) for name, tensor in family.network(params).state_dict().items()}
     given = {move.ours for move in moves}
     lacking, unknown = sorted(expected.keys() - given), sorted(given - expected.keys())
     if lacking or unknown:
         raise ValueError(
             f"family {family.name}: its entries leave out {lacking} of the network, and name {unknown} which it has not"
         )
-
-
-def _differing(
-    move: Move, names: Sequence[str], parts: Sequence[Shape], want: Shape | None
-) -> list[tuple[str, Shape, Shape | None]]:
-    """Yields the parts whose shape is wrong."""
-    wanted = move.their_shapes(want) if want is not None else None
-    if wanted is None:
-        return [(name, part, None) for name, part in zip(names, parts, strict=True)]
-    return [(name, part, each) for name, part, each in zip(names, parts, wanted, strict=True) if part != each]
+    return moves, expected
 
 
 def check_equal(first: str, other: str, one: torch.Tensor, two: torch.Tensor) -> None:
@@ -265,27 +249,88 @@ def same_bits(one: torch.Tensor, two: torch.Tensor) -> bool:
     return torch.equal(left, right)
 
 
+def as_ours(
+    theirs: Weights, family: Family, params: Params, dtype: torch.dtype | None, partial: bool
+) -> tuple[Weights, list[Move]]:
+    """A HuggingFace checkpoint under our names; tied weights that are saved twice must be equal."""
+    moves, equal = plan_ours(theirs.shapes, family, params, partial=partial)
+    for first, other in equal:
+        check_equal(first, other, theirs.read(first), theirs.read(other))
+    by_name = {move.ours: move for move in moves}
+    specs = {}
+    for move in moves:
+        parts = [theirs.specs[name] for name in move.theirs]
+        if len({part.dtype for part in parts}) > 1 and dtype is None:
+            kinds = ", ".join(f"{name} {theirs.specs[name].dtype}" for name in move.theirs)
+            raise UserError(
+                f"'{move.ours}' is made of tensors of several types: {kinds}.", "Choose one: --dtype float32."
+            )
+        made = move.gather(lambda name: torch.empty(theirs.specs[name].shape, device="meta"))
+        specs[move.ours] = TensorSpec(tuple(made.shape), _target(parts[0].dtype, dtype))
+
+    def read(name: str) -> torch.Tensor:
+        return by_name[name].gather(lambda each: _cast(each, theirs.read(each), dtype))
+
+    return Weights(specs, read), moves
+
+
+def as_theirs(
+    ours: Weights, family: Family, params: Params, dtype: torch.dtype | None
+) -> tuple[Weights, list[Move]]:
+    """Our weights under HuggingFace's names; a tensor that makes several of theirs is read once."""
+    moves = plan_theirs(ours.shapes, family, params)
+    specs: dict[str, TensorSpec] = {}
+    source: dict[str, Move] = {}
+    for move in moves:
+        spec = ours.specs[move.ours]
+        for name in move.theirs:
+            if name in source:
+                check_equal(source[name].ours, move.ours, ours.read(source[name].ours), ours.read(move.ours))
+                continue
+            specs[name] = TensorSpec(move.their_shape(spec.shape), _target(spec.dtype, dtype))
+            source[name] = move
+    copies = copies_of(family, specs)
+    specs.update({name: specs[original] for name, original in copies.items()})
+    kept: dict[str, dict[str, torch.Tensor]] = {}  # by our name
+
+    def read(name: str) -> torch.Tensor:
+        name = copies.get(name, name)
+        move = source[name]
+        if move.ours not in kept:
+            if len(kept) == _NUM_KEPT:
+                kept.pop(next(iter(kept)))
+            kept[move.ours] = move.scatter(_cast(move.ours, ours.read(move.ours), dtype))
+        return kept[move.ours][name]
+
+    return Weights(specs, read), moves
+
+
+def _target(given: torch.dtype, wanted: torch.dtype | None) -> torch.dtype:
+    return wanted if wanted is not None and given.is_floating_point else given
+
+
+def _cast(name: str, tensor: torch.Tensor, wanted: torch.dtype | None) -> torch.Tensor:
+    cast = tensor.to(_target(tensor.dtype, wanted))
+    if cast.dtype != tensor.dtype and cast.isinf().sum() != tensor.isinf().sum():
+        raise UserError(
+            f"'{name}' has values up to {float(tensor.abs().max()):.3g}, which {cast.dtype} cannot hold.",
+            "Choose a wider type: --dtype bfloat16, or --dtype keep.",
+        )
+    return cast
+
+
 def to_ours(
     state: Mapping[str, torch.Tensor], family: Family, params: Params, *, partial: bool = False
 ) -> dict[str, torch.Tensor]:
     """Our state dict from a HuggingFace one; one UserError names every missing, surplus or misshapen tensor."""
-    moves, equal = plan_ours(
-        {name: tuple(t.shape) for name, t in state.items()}, family, params, partial=partial
-    )
-    for first, other in equal:
-        check_equal(first, other, state[first], state[other])
-    return {move.ours: move.gather(state.__getitem__) for move in moves}
+    made, _ = as_ours(Weights.of(state), family, params, None, partial)
+    return {name: made.read(name) for name in made.specs}
 
 
 def to_theirs(state: Mapping[str, torch.Tensor], family: Family, params: Params) -> dict[str, torch.Tensor]:
     """The HuggingFace state dict from one of ours, the exact inverse of `to_ours`."""
-    made: dict[str, torch.Tensor] = {}
-    for move in plan_theirs({name: tuple(t.shape) for name, t in state.items()}, family, params):
-        for name, tensor in move.scatter(state[move.ours]).items():
-            if name in made:
-                check_equal(move.ours, name, made[name], tensor)
-            made.setdefault(name, tensor)
-    return made
+    made, moves = as_theirs(Weights.of(state), family, params, None)
+    return {name: made.read(name) for move in moves for name in move.theirs}
 
 
 def copies_of(family: Family, names: Collection[str]) -> dict[str, str]:

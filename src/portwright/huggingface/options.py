@@ -5,17 +5,26 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from portwright.errors import UserError
-from portwright.huggingface.mapping import Family
+import torch
+
+from portwright.errors import UserError, suggest
+from portwright.huggingface.mapping import Family, Move
 from portwright.huggingface.weights import Weights
 from portwright.job.atomic import clean_leftovers, explain_os_error
 
 OnBytes = Callable[[int, int], None]  # bytes just done, bytes in all
+DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "float64": torch.float64,
+}
+_SHORT = {"fp32": "float32", "fp16": "float16", "half": "float16", "bf16": "bfloat16", "fp64": "float64"}
 
 
 @dataclass(frozen=True)
@@ -73,6 +82,16 @@ def _check_place(out: Path, options: Options, is_file: bool, is_made: Callable[[
         )
 
 
+def parse_dtype(name: str | None) -> torch.dtype | None:
+    """The dtype to convert floating-point weights to; None: they are not converted."""
+    if name is None or name == "keep":
+        return None
+    full = _SHORT.get(name.lower(), name.lower()).removeprefix("torch.")
+    if full not in DTYPES:
+        raise UserError(f"--dtype is '{name}'.", suggest(full, ["keep", *DTYPES, *_SHORT]))
+    return DTYPES[full]
+
+
 @contextlib.contextmanager
 def atomic_file(final: Path) -> Iterator[Path]:
     """Yields a path to write to, which is renamed to `final` after the block, or removed if it raises."""
@@ -112,3 +131,19 @@ def account(
 
 def total_bytes(weights: Weights) -> int:
     return sum(spec.num_bytes for spec in weights.specs.values())
+
+
+def list_moves(moves: Sequence[Move], ours: Weights) -> list[dict[str, object]]:
+    """The table of tensors on both sides, for a person and for --json."""
+    return [
+        {
+            "ours": move.ours,
+            "shape": list(spec.shape),
+            "dtype": str(spec.dtype).removeprefix("torch."),
+            "theirs": list(move.theirs),
+            "their_shapes": [list(move.their_shape(spec.shape)) for _ in move.theirs],
+            "transposed": move.transposed,
+        }
+        for move in moves
+        for spec in (ours.specs[move.ours],)
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from portwright.discover import find_models
 from portwright.errors import PortwrightError, UserError, suggest
 from portwright.huggingface.check import check, require_transformers
-from portwright.huggingface.mapping import Family, Params
+from portwright.huggingface.mapping import Family, Params, as_theirs
 from portwright.huggingface.model_folder import (
     OurModel,
     carry,
@@ -19,7 +20,15 @@ from portwright.huggingface.model_folder import (
     read_model_section,
     read_sections,
 )
-from portwright.huggingface.options import OnBytes, Options, account, require_out, total_bytes
+from portwright.huggingface.options import (
+    OnBytes,
+    Options,
+    account,
+    list_moves,
+    parse_dtype,
+    require_out,
+    total_bytes,
+)
 from portwright.huggingface.registry import (
     families_of,
     family_to_read,
@@ -27,13 +36,22 @@ from portwright.huggingface.registry import (
     folder_of_config,
     names_to_choose,
 )
-from portwright.huggingface.tokenizer_out import write_tokenizer
-from portwright.huggingface.turned import as_theirs, list_moves, parse_dtype
-from portwright.huggingface.weights import CONFIG_FILE, Weights, read_config, read_json
-from portwright.huggingface.writing import check_storable, write_folder
+from portwright.huggingface.weights import (
+    CONFIG_FILE,
+    Weights,
+    check_storable,
+    read_config,
+    read_json,
+    write_folder,
+)
 from portwright.job.atomic import atomic_directory
 from portwright.job.sizes import parse_bytes
+from portwright.text.sources import choose_tokenizer, find_source
+from portwright.text.tokenizer_files import load_tokenizer
 
+# Of a model folder: the kind of tokenizer that its training makes.
+_KINDS = {"gpt2": "gpt", "gpt3": "gpt", "gptj": "gpt", "bert": "bert", "roberta": "roberta", "t5": "t5"}
+_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 _DTYPE_KEYS = ("dtype", "torch_dtype")  # today's name, and that of releases before 5
 
 
@@ -79,6 +97,31 @@ def _bring_tokenizer(model: OurModel, folder: str, out: Path) -> list[str]:
     elif model.params_file is not None:
         why = write_tokenizer(folder, read_sections(model.params_file, folder), out) or ""
     return [f"no tokenizer goes along ({why}): put the one of the training beside config.json"] if why else []
+
+
+def write_tokenizer(folder: str, params: Mapping[str, Any], out: Path) -> str | None:
+    """Writes the training's tokenizer as transformers loads it, or gives the reason why there is none."""
+    options = params.get("train_input") or {}
+    try:
+        if folder in _KINDS and options.get("objective") != "pairs":
+            source = find_source(options, "train_input")
+            tokenizer = choose_tokenizer(source, _KINDS[folder], params["model"]["vocab_size"], options)
+        else:
+            tokenizer = load_tokenizer(options["tokenizer"]) if options.get("tokenizer") else None
+    except PortwrightError as error:
+        return str(error)
+    if tokenizer is None:
+        return "the params of the training name none"
+    (out / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
+    settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+    for role in _ROLES:
+        if role in tokenizer.roles:
+            settings[f"{role}_token"] = tokenizer.backend.id_to_token(tokenizer.roles[role])
+    length = params["model"].get("max_position_embeddings")
+    if isinstance(length, int):
+        settings["model_max_length"] = length
+    (out / "tokenizer_config.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    return None
 
 
 def _describe(model: OurModel, options: Options) -> tuple[str, Family, Params]:

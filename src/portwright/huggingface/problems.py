@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from portwright.errors import UserError
@@ -18,46 +17,47 @@ _SIZES = (
     "filter_size",
     "max_position_embeddings",
 )
+Misshapen = tuple[
+    str, tuple[int, ...], tuple[int, ...]
+]  # a tensor's name, its shape, and the one that it should have
 _NUMBER = re.compile(r"(?<![0-9A-Za-z_])[0-9]+(?![0-9A-Za-z_])")
 
 
-@dataclass
-class Problems:
-    """Tensors that are missing, too many or of another shape."""
+def refuse_differences(
+    headline: str,
+    source: str,
+    params: Mapping[str, Any],
+    missing: Sequence[str],
+    surplus: Sequence[str],
+    misshapen: Sequence[Misshapen],
+    candidates: Collection[str],
+) -> None:
+    """Raises one UserError that names every tensor, with layers' numbers folded; `details` has each name.
 
-    headline: str
-    source: str  # what was read
-    wanted: str  # what it should fit
-    missing: list[str] = field(default_factory=list)
-    surplus: list[str] = field(default_factory=list)
-    misshapen: list[tuple[str, tuple[int, ...], tuple[int, ...] | None]] = field(default_factory=list)
-
-    def raise_if_any(self, params: Mapping[str, Any], candidates: Collection[str]) -> None:
-        """Raises one UserError that names every tensor, with layers' numbers folded; `details` has each name."""
-        parts = []
-        if self.missing:
-            parts.append(f"{len(self.missing)} missing: {_folded(self.missing, self.surplus)}")
-        if self.surplus:
-            parts.append(
-                f"{len(self.surplus)} unexpected: {_folded(self.surplus, self.missing or candidates)}"
-            )
-        if self.misshapen:
-            parts.append(f"{len(self.misshapen)} of another shape: {_shapes(self.misshapen)}")
-        if not parts:
-            return
-        sizes = ", ".join(f"{key}={params[key]}" for key in _SIZES if key in params)
-        raise UserError(
-            f"{self.headline}: of its tensors {'; '.join(parts)}.",
-            f"Give the {self.wanted} that belongs to the {self.source}{f' (now {sizes})' if sizes else ''}, or another {self.source}.",
-            {
-                "missing": list(self.missing),
-                "unexpected": list(self.surplus),
-                "misshapen": [
-                    {"name": name, "shape": list(shape), "expected": list(want) if want is not None else None}
-                    for name, shape, want in self.misshapen
-                ],
-            },
-        )
+    `source` is what was read. `candidates` are names that a surplus one may stand for.
+    """
+    parts = []
+    if missing:
+        parts.append(f"{len(missing)} missing: {_folded(missing, surplus)}")
+    if surplus:
+        parts.append(f"{len(surplus)} unexpected: {_folded(surplus, missing or candidates)}")
+    if misshapen:
+        parts.append(f"{len(misshapen)} of another shape: {_shapes(misshapen)}")
+    if not parts:
+        return
+    sizes = ", ".join(f"{key}={params[key]}" for key in _SIZES if key in params)
+    raise UserError(
+        f"{headline}: of its tensors {'; '.join(parts)}.",
+        f"Give the model that belongs to the {source}{f' (now {sizes})' if sizes else ''}, or another {source}.",
+        {
+            "missing": list(missing),
+            "unexpected": list(surplus),
+            "misshapen": [
+                {"name": name, "shape": list(shape), "expected": list(want)}
+                for name, shape, want in misshapen
+            ],
+        },
+    )
 
 
 def fold(names: Sequence[str]) -> dict[str, list[str]]:
@@ -92,13 +92,12 @@ def _folded(names: Sequence[str], others: Collection[str]) -> str:
     return ", ".join(listed)
 
 
-def _shapes(rows: Sequence[tuple[str, tuple[int, ...], tuple[int, ...] | None]]) -> str:
-    groups: dict[tuple[str, tuple[int, ...], tuple[int, ...] | None], list[str]] = {}
+def _shapes(rows: Sequence[Misshapen]) -> str:
+    groups: dict[Misshapen, list[str]] = {}
     for name, shape, want in rows:
         groups.setdefault((_NUMBER.sub("#", name), shape, want), []).append(name)
     return ", ".join(
-        f"{_range_of(pattern, names)} is {show_shape(shape)}"
-        + (f", not {show_shape(want)}" if want is not None else ", which does not fit the others")
+        f"{_range_of(pattern, names)} is {show_shape(shape)}, not {show_shape(want)}"
         for (pattern, shape, want), names in groups.items()
     )
 

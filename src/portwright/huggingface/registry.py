@@ -22,10 +22,6 @@ def find_families() -> dict[str, Family]:
         loaded = importlib.import_module(f"portwright.huggingface.{module.name}")
         own = (loaded.FAMILY,) if hasattr(loaded, "FAMILY") else ()
         for family in getattr(loaded, "FAMILIES", own):
-            if family.name in found:
-                raise UserError(
-                    f"two families are named {family.name} ({module.name}.py has the second).", "Rename one."
-                )
             found[family.name] = family
     return dict(sorted(found.items()))
 

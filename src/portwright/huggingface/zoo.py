@@ -17,7 +17,6 @@ from portwright.huggingface.mapping import Entry, Family, Params
 from portwright.huggingface.registry import families_of
 from portwright.huggingface.weights import Weights
 from portwright.runtime.checkpoint import read_legacy
-from portwright.runtime.checkpoint_files import TensorSpec
 
 _PARTS = {  # of a decoder layer; our name: the zoo's
     "self_attn.out_proj": "self_attn.proj_output_dense_layer",
@@ -68,16 +67,16 @@ def open_zoo_file(path: Path) -> Weights:
     """Opens the weights of a .mdl file, without running code from it."""
     if not path.is_file():
         raise UserError(f"'{path}' is not a file.", "Give a checkpoint_N.mdl of the model zoo.")
-    tensors = read_legacy(path)[0]
-    specs = {name: TensorSpec.of(tensor) for name, tensor in tensors.items()}
-    return Weights(specs, lambda name: tensors[name].contiguous())
+    return Weights.of(read_legacy(path)[0])
 
 
 def _gpt2_entries(params: Params) -> list[Entry]:
     whole = all_params(params)
     count, ours, theirs = whole["num_hidden_layers"], "decoder.layers.{i}.", "transformer_decoder.layers.{i}."
-    made = [Entry("embeddings.word_embeddings.weight", "embedding_layer.word_embeddings.weight")]
-    made.append(Entry("embeddings.position_embeddings.weight", "embedding_layer.position_embeddings.weight"))
+    made = [
+        Entry("embeddings.word_embeddings.weight", "embedding_layer.word_embeddings.weight"),
+        Entry("embeddings.position_embeddings.weight", "embedding_layer.position_embeddings.weight"),
+    ]
     for kind in ("weight", "bias"):
         three = tuple(f"{theirs}self_attn.proj_{each}_dense_layer.{kind}" for each in "qkv")
         if kind == "weight" or whole["use_projection_bias_in_attention"] is not False:

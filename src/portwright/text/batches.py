@@ -138,11 +138,7 @@ def sequence_pair(
 
 def fit_width(rows: npt.NDArray[np.int32], width: int, pad_id: int) -> npt.NDArray[np.int32]:
     """Rows padded to `width`; the caller has made sure that none is longer."""
-    if rows.shape[1] > width:
-        raise ValueError(f"rows of {rows.shape[1]} tokens do not fit into {width}")
-    out = np.full((len(rows), width), pad_id, np.int32)
-    out[:, : rows.shape[1]] = rows
-    return out
+    return np.pad(rows, ((0, 0), (0, width - rows.shape[1])), constant_values=pad_id)
 
 
 def _mask(rows: npt.NDArray[np.int32], lengths: npt.NDArray[Any]) -> npt.NDArray[np.int32]:

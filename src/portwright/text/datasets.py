@@ -25,14 +25,13 @@ from portwright.job.input_params import (
 from portwright.text import spans
 from portwright.text.batches import CausalBatch, MaskedBatch, PairBatch, SpanBatch
 from portwright.text.inputs import find_inputs
-from portwright.text.number_words import number_pairs
 from portwright.text.objectives import Document, Objective
 from portwright.text.packing import pad_rows, stack_rows
 from portwright.text.pairs import Pairs, read_pairs, read_parallel
 from portwright.text.prepare import units_of
 from portwright.text.preparing import make_rows
 from portwright.text.ready import FIELDS, csv_columns, read_csv_tokens, read_samples
-from portwright.text.shipped import HELD_OUT, shipped_documents, split_held_out
+from portwright.text.shipped import HELD_OUT, number_pairs, shipped_documents, split_held_out
 from portwright.text.sources import (
     Source,
     check_text_size,
@@ -200,34 +199,16 @@ def _open(
     model: Section,
     make_transform: Callable[[Tokenizer], Transform],
 ) -> Made:
-    source = find_source(options, section)
-    tokenizer = choose_tokenizer(source, kind, model["vocab_size"], options)
+    """The samples of a section; without a tokenizer and a transform, the files hold ready samples."""
+    from portwright.data.gather import FirstSamples
+
+    source, vocab_size = find_source(options, section), model["vocab_size"]
+    tokenizer = choose_tokenizer(source, kind, vocab_size, options)
     transform = None
     if tokenizer is not None:
         objective.check_tokenizer(tokenizer)
         check_tokenizer(tokenizer, section, model)
         transform = make_transform(tokenizer)
-    return _make_dataset(source, objective, tokenizer, transform, options, model["vocab_size"]), tokenizer
-
-
-def _settle(options: Section, kind: type[BaseModel]) -> dict[str, Any]:
-    defaults = {
-        name: field.get_default(call_default_factory=True) for name, field in kind.model_fields.items()
-    }
-    return defaults | dict(options)
-
-
-def _make_dataset(
-    source: Source,
-    objective: Objective,
-    tokenizer: Tokenizer | None,
-    transform: Transform | None,
-    options: Mapping[str, Any],
-    vocab_size: int,
-) -> GatherDataset:
-    """The samples of a section; without a tokenizer and a transform, the files hold ready samples."""
-    from portwright.data.gather import FirstSamples
-
     dataset: GatherDataset
     if source.kind == "store":
         dataset = _store_dataset(source, objective, transform, options, vocab_size)
@@ -237,16 +218,25 @@ def _make_dataset(
         assert tokenizer is not None
         dataset = data.ArrayDataset(_text_rows(source, objective, tokenizer, options), transform)
     if not len(dataset):
-        raise UserError(f"{source.section} has no sample: its text is too short.", "Give more text.")
+        raise UserError(f"{section} has no sample: its text is too short.", "Give more text.")
     limit = options.get("num_samples")
-    return dataset if limit is None or limit >= len(dataset) else FirstSamples(dataset, limit)
+    if limit is not None and limit < len(dataset):
+        dataset = FirstSamples(dataset, limit)
+    return dataset, tokenizer
+
+
+def _settle(options: Section, kind: type[BaseModel]) -> dict[str, Any]:
+    defaults = {
+        name: field.get_default(call_default_factory=True) for name, field in kind.model_fields.items()
+    }
+    return defaults | dict(options)
 
 
 def _text_rows(
     source: Source, objective: Objective, tokenizer: Tokenizer, options: Mapping[str, Any]
 ) -> Arrays:
     if source.kind == "shipped":
-        texts = split_held_out(shipped_documents(), training=source.training)
+        texts = split_held_out(shipped_documents(), training=source.section != "eval_input")
         return objective.rows([Document(text) for text in texts], tokenizer)
     check_text_size(source)
     chosen = text_options(objective, options)

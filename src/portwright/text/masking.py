@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from portwright.data.draws import Draws
-from portwright.text.tokenizer import Tokenizer
 
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
@@ -30,22 +29,6 @@ class MaskRules:
     probability: float
     max_predictions: int
     whole_word: bool = False
-
-    @classmethod
-    def of(
-        cls, tokenizer: Tokenizer, probability: float, max_predictions: int, *, whole_word: bool = False
-    ) -> MaskRules:
-        begins_inside, ends_inside = tokenizer.joins
-        return cls(
-            tokenizer.id_of("mask"),
-            tokenizer.is_special,
-            tokenizer.ordinary_ids,
-            begins_inside,
-            ends_inside,
-            probability,
-            max_predictions,
-            whole_word,
-        )
 
 
 def mask_tokens(

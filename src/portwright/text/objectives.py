@@ -104,8 +104,14 @@ class Objective:
                 )
 
     def mask_rules(self, tokenizer: Tokenizer) -> MaskRules:
-        return MaskRules.of(
-            tokenizer, self.mask_probability, self.max_predictions, whole_word=self.whole_word
+        return MaskRules(
+            tokenizer.id_of("mask"),
+            tokenizer.is_special,
+            tokenizer.ordinary_ids,
+            *tokenizer.joins,
+            self.mask_probability,
+            self.max_predictions,
+            self.whole_word,
         )
 
     def rows(

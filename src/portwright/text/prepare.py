@@ -22,9 +22,13 @@ from portwright.text.documents import SKIP_CURE, read_documents
 from portwright.text.feed import Unit, feed_units, lend_donors
 from portwright.text.inputs import InputFile, find_inputs, sha256_of, total_bytes
 from portwright.text.objectives import Objective
-from portwright.text.prepare_folder import (
+from portwright.text.preparing import (
     JOB_FILE,
     SKIPPED_FILE,
+    TOKENIZER_FILE,
+    PrepareOptions,
+    Settings,
+    Worker,
     difference,
     gather_skipped,
     has_records,
@@ -33,8 +37,9 @@ from portwright.text.prepare_folder import (
     made_of,
     refuse_foreign_files,
     remove_store,
+    run_unit,
+    start_worker,
 )
-from portwright.text.preparing import TOKENIZER_FILE, PrepareOptions, Settings, Worker, run_unit, start_worker
 from portwright.text.tokenizer import Tokenizer
 from portwright.text.tokenizer_files import load_tokenizer
 from portwright.text.tokenizer_training import train_tokenizer
@@ -85,7 +90,6 @@ class Prepared:
         }
 
 
-Made = Future[int | tuple[str, str]]  # the number of a shard's tokens, or the error and its cure
 OnProgress = Callable[[str, int, int], None]  # what is being done, bytes done, bytes in all
 
 
@@ -107,7 +111,12 @@ def prepare(
     report = on_progress or (lambda what, done, total: None)
     with locked(folder):
         clean_leftovers(folder)
-        asked = _describe(files, options, report)
+        given: Tokenizer | None = None
+        if options.tokenizer != "train":
+            given = load_tokenizer(options.tokenizer, do_lower=options.do_lower)
+            if options.objective.name == "spans":
+                given = given.with_sentinels(options.num_sentinels)
+        asked = _describe(files, options, given, report)
         found = made_of(folder, if_damaged={} if force else asked)
         if found is not None and found != asked:
             if not force and has_records(folder):
@@ -122,12 +131,14 @@ def prepare(
         if found is None:
             refuse_foreign_files(folder)
         atomic_write_text(folder / JOB_FILE, json.dumps(asked, indent=1) + "\n")
-        tokenizer = _settle_tokenizer(folder, files, options, asked, report)
+        tokenizer = _settle_tokenizer(folder, files, options, given, report)
         options.objective.check_tokenizer(tokenizer)
         return _make(files, Settings(folder, options, asked), tokenizer, report)
 
 
-def _describe(files: Sequence[InputFile], options: PrepareOptions, report: OnProgress) -> dict[str, Any]:
+def _describe(
+    files: Sequence[InputFile], options: PrepareOptions, given: Tokenizer | None, report: OnProgress
+) -> dict[str, Any]:
     """All that the store's bytes depend on."""
     total, done = total_bytes(files), 0
 
@@ -142,14 +153,10 @@ def _describe(files: Sequence[InputFile], options: PrepareOptions, report: OnPro
     trained = {"kind": options.kind, "vocab_size": options.vocab_size, "do_lower": options.do_lower}
     if options.kind == "t5":
         trained["num_sentinels"] = options.num_sentinels
-    given = None
-    if options.tokenizer != "train":
-        loaded = load_tokenizer(options.tokenizer, do_lower=options.do_lower)
-        given = _with_sentinels(loaded, options).fingerprint
     return {
         "command": "portwright data prepare",
         "objective": asdict(options.objective),
-        "tokenizer": {"fingerprint": given} if given else {"trained": trained},
+        "tokenizer": {"trained": trained} if given is None else {"fingerprint": given.fingerprint},
         "split": options.documents,
         "text_key": options.text_key,
         "shard_text_bytes": options.unit_bytes,
@@ -161,13 +168,14 @@ def _settle_tokenizer(
     folder: Path,
     files: Sequence[InputFile],
     options: PrepareOptions,
-    asked: dict[str, Any],
+    given: Tokenizer | None,
     report: OnProgress,
 ) -> Tokenizer:
     """Writes the tokenizer into the folder and reads it back, as every process will."""
     path = folder / TOKENIZER_FILE
     if not path.is_file():
-        if options.tokenizer == "train":
+        made = given
+        if made is None:
             made = train_tokenizer(
                 options.kind,
                 sample_texts(files, options, report),
@@ -175,21 +183,14 @@ def _settle_tokenizer(
                 num_sentinels=options.num_sentinels if options.kind == "t5" else 0,
                 do_lower=options.do_lower,
             )
-        else:
-            made = _with_sentinels(load_tokenizer(options.tokenizer, do_lower=options.do_lower), options)
         atomic_write_text(path, made.to_json() + "\n")
     tokenizer = load_tokenizer(path)
-    wanted = asked["tokenizer"].get("fingerprint")
-    if wanted is not None and tokenizer.fingerprint != wanted:
+    if given is not None and tokenizer.fingerprint != given.fingerprint:
         raise UserError(
-            f"{tokenizer.source} is not the tokenizer that was asked for ({tokenizer.fingerprint}, not {wanted}).",
+            f"{tokenizer.source} is not the tokenizer that was asked for ({tokenizer.fingerprint}, not {given.fingerprint}).",
             "Replace what is in the folder: --force.",
         )
     return tokenizer
-
-
-def _with_sentinels(tokenizer: Tokenizer, options: PrepareOptions) -> Tokenizer:
-    return tokenizer.with_sentinels(options.num_sentinels) if options.objective.name == "spans" else tokenizer
 
 
 def sample_texts(
@@ -268,13 +269,13 @@ def _run_units(units: Iterator[Unit], settings: Settings, workers: int) -> Itera
     # another one fails.
     pool._safe_to_dynamically_spawn_children = False  # type: ignore[attr-defined]
     try:
-        waiting: set[Made] = set()
+        waiting: set[Future[int]] = set()
         for unit in units:
             waiting.add(_submit(pool, unit))
             if len(waiting) > workers:
-                yield from map(_result, _take_done(pool, waiting))
+                yield from (each.result() for each in _take_done(pool, waiting))
         while waiting:
-            yield from map(_result, _take_done(pool, waiting))
+            yield from (each.result() for each in _take_done(pool, waiting))
     except BrokenProcessPool as error:
         # A worker that started while the pool ended the others was not ended, and would be waited for forever.
         for process in list((pool._processes or {}).values()):
@@ -287,7 +288,7 @@ def _run_units(units: Iterator[Unit], settings: Settings, workers: int) -> Itera
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _submit(pool: ProcessPoolExecutor, unit: Unit) -> Made:
+def _submit(pool: ProcessPoolExecutor, unit: Unit) -> Future[int]:
     try:
         return pool.submit(run_unit, unit)
     except OSError as error:
@@ -297,7 +298,7 @@ def _submit(pool: ProcessPoolExecutor, unit: Unit) -> Made:
         raise BrokenProcessPool(str(error)) from error
 
 
-def _take_done(pool: ProcessPoolExecutor, waiting: set[Made]) -> set[Made]:
+def _take_done(pool: ProcessPoolExecutor, waiting: set[Future[int]]) -> set[Future[int]]:
     """Waits for at least one, and removes those that are done from `waiting`."""
     while True:
         done, _ = wait(waiting, timeout=1.0, return_when=FIRST_COMPLETED)
@@ -306,13 +307,6 @@ def _take_done(pool: ProcessPoolExecutor, waiting: set[Made]) -> set[Made]:
             return done
         if pool._broken:  # the pool has forgotten what was submitted while it ended
             raise BrokenProcessPool("the pool ended before it took the work")
-
-
-def _result(future: Made) -> int:
-    result = future.result()
-    if isinstance(result, tuple):
-        raise UserError(*result)
-    return result
 
 
 def _check_unchanged(files: Sequence[InputFile]) -> None:

@@ -18,15 +18,20 @@ _LINE_SECONDS = 1.0  # the least time between two lines
 
 
 class ByteProgress:
-    """Called with the kind of work, the bytes done and the bytes in all; each kind of work has a bar."""
+    """Called with the kind of work, the bytes done and the bytes in all; each kind of work has a bar.
+
+    Without `lines` nothing is shown where there is no terminal.
+    """
 
     def __init__(
         self,
         *,
         stream: TextIO | None = None,
         clock: Callable[[], float] = time.monotonic,
+        lines: bool = True,
     ) -> None:
         self._stream = sys.stderr if stream is None else stream
+        self._lines = lines
         self._bars: Progress | None = None
         self._tasks: dict[str, TaskID] = {}
         self._tenths: dict[str, int] = {}
@@ -68,7 +73,7 @@ class ByteProgress:
             if what not in self._tasks:
                 self._tasks[what] = self._bars.add_task(what, total=total)
             self._bars.update(self._tasks[what], completed=done)
-        else:
+        elif self._lines:
             self._print_tenths(what, done, total)
 
     def _print_tenths(self, what: str, done: int, total: int) -> None:

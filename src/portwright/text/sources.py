@@ -13,13 +13,12 @@ from portwright.data.manifest import MANIFEST, read_manifest
 from portwright.errors import UserError
 from portwright.job.atomic import atomic_write_text
 from portwright.text.inputs import find_inputs, total_bytes
-from portwright.text.number_words import number_pairs
 from portwright.text.objectives import Objective
 from portwright.text.pairs import Pairs
 from portwright.text.prepare import sample_texts
 from portwright.text.preparing import TOKENIZER_FILE, PrepareOptions
 from portwright.text.ready import csv_columns, is_ready_csv
-from portwright.text.shipped import shipped_documents, split_held_out
+from portwright.text.shipped import number_pairs, shipped_documents, split_held_out
 from portwright.text.tokenizer import Tokenizer
 from portwright.text.tokenizer_files import load_tokenizer
 from portwright.text.tokenizer_training import train_tokenizer
@@ -35,10 +34,6 @@ class Source:
     section: str
     kind: Literal["shipped", "store", "hdf5", "csv", "text"]
     places: tuple[Path, ...] = ()
-
-    @property
-    def training(self) -> bool:
-        return self.section != "eval_input"
 
 
 def section_options(params: Mapping[str, Any], section: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from portwright import optim
-from portwright.compat.modelzoo_blocks import (
+from portwright.compat.modelzoo_layers import (
     RotaryPositionEmbeddingHelper,
     get_clones,
     lecun_normal_,

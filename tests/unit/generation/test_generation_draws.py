@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from portwright.generation.draws import choose, draw_uniforms
+from portwright.generation.adapter import choose
+from portwright.generation.api import draw_uniforms
 
 
 def test_draws_follow_the_probabilities() -> None:

@@ -13,8 +13,7 @@ from portwright.huggingface.command import Options, bring_in, take_back
 from portwright.huggingface.mapping import same_bits
 from portwright.huggingface.model_folder import read_model_section, reference_folder
 from portwright.huggingface.registry import family_to_read, family_to_write, find_families, folder_of_config
-from portwright.huggingface.weights import Weights
-from portwright.huggingface.writing import write_checkpoint
+from portwright.huggingface.weights import Weights, write_checkpoint
 from portwright.runtime.checkpoint import verify_checkpoint
 from portwright.runtime.checkpoint_files import TensorSpec
 

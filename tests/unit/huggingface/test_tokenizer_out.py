@@ -6,7 +6,7 @@ import pytest
 
 from portwright.discover import find_models
 from portwright.huggingface.model_folder import read_sections
-from portwright.huggingface.tokenizer_out import write_tokenizer
+from portwright.huggingface.outgoing import write_tokenizer
 from portwright.text import load_tokenizer
 
 transformers = pytest.importorskip("transformers")

@@ -28,7 +28,7 @@ from portwright.tensorflow.models_common.text_examples import (
 )
 from portwright.tensorflow.models_common.text_input import mask_tokens
 from portwright.tensorflow.models_common.vocabulary import MASK, SPECIAL_TOKENS, Vocabulary
-from portwright.text.number_words import english, german
+from portwright.text.shipped import english, german
 
 OPTIONS: dict[str, Any] = {
     "batch_size": 4,

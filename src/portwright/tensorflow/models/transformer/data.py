@@ -10,7 +10,7 @@ import tensorflow as tf
 from portwright import UserError
 from portwright.tensorflow.models_common.pipeline import Arrays, dataset_of_arrays
 from portwright.tensorflow.models_common.text_examples import HELD_OUT, pad
-from portwright.text.number_words import number_pairs
+from portwright.text.shipped import number_pairs
 
 SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
 FILES = ("src_data_dir", "tgt_data_dir", "src_vocab_file", "tgt_vocab_file")
