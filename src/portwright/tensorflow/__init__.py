@@ -15,17 +15,17 @@ from typing import Any
 from portwright.errors import UserError
 
 _NAMES = {  # module of this package: its public names
-    "canned.class_heads": "BinaryClassHead MultiClassHead",
     "canned.estimators": (
         "BaselineClassifier BaselineEstimator BaselineRegressor DNNClassifier DNNEstimator "
         "DNNLinearCombinedClassifier DNNLinearCombinedEstimator DNNLinearCombinedRegressor DNNRegressor "
         "LinearClassifier LinearEstimator LinearRegressor"
     ),
     "canned.head": "Head",
+    "canned.heads": (
+        "BinaryClassHead LogisticRegressionHead MultiClassHead MultiLabelHead PoissonRegressionHead RegressionHead"
+    ),
     "canned.multi_head": "MultiHead",
-    "canned.multi_label_head": "MultiLabelHead",
     "canned.parsing": "classifier_parse_example_spec regressor_parse_example_spec",
-    "canned.regression_head": "LogisticRegressionHead PoissonRegressionHead RegressionHead",
     "cerebras_estimator": "CerebrasEstimator",
     "entry": "run",  # the module is not called `run`: importing it would replace the function in the package
     "estimator": "Estimator",

@@ -9,16 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from portwright.tensorflow.arguments import BadType, BadValue
-from portwright.tensorflow.canned.class_heads import BinaryClassHead, MultiClassHead
 from portwright.tensorflow.canned.head import Head
-from portwright.tensorflow.canned.networks import (
-    Dnn,
-    Linear,
-    Logits,
-    check_columns,
-    check_features,
-    summarize_layer,
-)
+from portwright.tensorflow.canned.heads import BinaryClassHead, MultiClassHead, RegressionHead
+from portwright.tensorflow.canned.networks import Dnn, Linear, Logits, check_features, summarize_layer
 from portwright.tensorflow.canned.optimizers import keras_optimizer
 from portwright.tensorflow.mode_keys import ModeKeys
 
@@ -31,13 +24,21 @@ COMBINED_DNN_RATE = 0.001
 COMBINED_LINEAR_RATE = 0.005
 
 ModelFn = Callable[..., Any]
+regression_head = RegressionHead
 
 
-def class_head(n_classes: int, weight_column: Any, label_vocabulary: Any, loss_reduction: str) -> Head:
+def class_head(
+    n_classes: int,
+    weight_column: Any,
+    label_vocabulary: Any,
+    loss_reduction: str,
+    binary: Callable[..., Head] = BinaryClassHead,
+    multi: Callable[..., Head] = MultiClassHead,
+) -> Head:
     """The head for a number of classes."""
     if n_classes == 2:
-        return BinaryClassHead(weight_column, None, label_vocabulary, loss_reduction)
-    return MultiClassHead(n_classes, weight_column, label_vocabulary, loss_reduction)
+        return binary(weight_column, None, label_vocabulary, loss_reduction)
+    return multi(n_classes, weight_column, label_vocabulary, loss_reduction)
 
 
 def dnn_model_fn(head: Head, dnn: Dnn, optimizer: Any) -> ModelFn:
@@ -128,28 +129,6 @@ def baseline_logits(bias: Any, features: Any, weight_column: Any, units: int) ->
 def linear_rate(linear: Linear, most: float) -> float:
     """The default learning rate of a linear model: smaller for more columns."""
     return min(most, 1.0 / math.sqrt(len(linear.feature_columns)))
-
-
-def make_combined_parts(
-    linear_columns: Any,
-    combiner: str,
-    dnn_columns: Any,
-    hidden_units: Any,
-    activation_fn: Any,
-    dropout: Any,
-    batch_norm: bool,
-) -> tuple[Linear | None, Dnn | None]:
-    """The linear and the deep part, each if columns are given for it."""
-    check_columns(
-        [*(linear_columns or ()), *(dnn_columns or ())], "linear_feature_columns and dnn_feature_columns"
-    )
-    if dnn_columns and not hidden_units:
-        raise BadValue(
-            f"dnn_hidden_units is {hidden_units!r}.", "With dnn_feature_columns give the layers' widths."
-        )
-    linear = Linear(list(linear_columns), combiner) if linear_columns else None
-    dnn = Dnn(hidden_units, list(dnn_columns), activation_fn, dropout, batch_norm) if dnn_columns else None
-    return linear, dnn
 
 
 def check_head(head: Any) -> None:
