@@ -116,5 +116,5 @@ def test_batches_are_sharded_by_the_input_context() -> None:
         seen.append(images.numpy())
     assert [len(part) for part in seen] == [180, 180]
     np.testing.assert_array_equal(
-        np.concatenate(seen), np.concatenate([data.read_digits("test")[0][i::2] for i in range(2)])
+        np.concatenate(seen), np.concatenate([data.read_digits("test")[0][i::2, ..., None] for i in range(2)])
     )
