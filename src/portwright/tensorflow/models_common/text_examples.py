@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from portwright.data.tables import read_text
 from portwright.errors import UserError
 from portwright.tensorflow.models_common.pipeline import Arrays, folders_of
 from portwright.tensorflow.models_common.vocabulary import END, PAD, START, Vocabulary
@@ -40,13 +41,7 @@ def read_text_files(folders: list[str]) -> list[Document]:
             "Name a folder that has some, or leave data_dir out to use Python's documentation.",
         )
     for path in files:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{path} is not UTF-8 (byte {error.start}).", "Convert it, for instance with iconv."
-            ) from error
-        for block in re.split(r"\n\s*\n", text):
+        for block in re.split(r"\n\s*\n", read_text(path)):
             sentences = [line.strip() for line in block.splitlines() if line.strip()]
             if sentences:
                 documents.append(sentences)
