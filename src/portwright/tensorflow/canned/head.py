@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import tensorflow as tf
 
 from portwright.errors import suggest
 from portwright.tensorflow.arguments import BadType, BadValue
 from portwright.tensorflow.canned.head_inputs import call_loss_fn, check_logits, check_loss_fn, read_weights
-from portwright.tensorflow.canned.measures import Measure
 from portwright.tensorflow.mode_keys import ModeKeys
 from portwright.tensorflow.spec import EstimatorSpec
 
@@ -20,6 +20,9 @@ v1 = tf.compat.v1
 DEFAULT_KEY: str = tf.saved_model.DEFAULT_SERVING_SIGNATURE_DEF_KEY
 V1_REDUCTIONS = tuple(v1.losses.Reduction.all())
 REDUCTIONS = ("auto", "sum", "sum_over_batch_size")
+
+
+MeasureKind = Literal["mean", "accuracy", "precision", "recall", "auc", "auc_pr", "baseline"]
 
 
 class Head(abc.ABC):
@@ -189,6 +192,58 @@ def pick(predictions: dict[str, Callable[[], Any]], keys: Sequence[str] | None) 
         if key not in predictions:
             raise BadValue(f"There is no prediction '{key}'.", suggest(str(key), predictions))
     return {key: make() for key, make in predictions.items() if not keys or key in keys}
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A metric to report; "mean" and "baseline" take (values, weights), the others (labels, predictions, weights)."""
+
+    kind: MeasureKind
+    threshold: float | None = None  # with a threshold predictions are probabilities, else classes
+
+    def as_keras(self, name: str) -> Any:
+        """A new Keras metric."""
+        if self.kind == "accuracy":
+            if self.threshold is not None:
+                return tf.keras.metrics.BinaryAccuracy(name=name, threshold=self.threshold)
+            return tf.keras.metrics.Accuracy(name=name)
+        if self.kind in ("precision", "recall"):
+            make = tf.keras.metrics.Precision if self.kind == "precision" else tf.keras.metrics.Recall
+            return make(name=name, thresholds=self.threshold)
+        if self.kind in ("auc", "auc_pr"):
+            return tf.keras.metrics.AUC(name=name, curve="PR" if self.kind == "auc_pr" else "ROC")
+        return (AccuracyBaseline if self.kind == "baseline" else tf.keras.metrics.Mean)(name=name)
+
+    def as_ops(self, name: str, *values: Any) -> tuple[Any, Any]:
+        """TensorFlow 1's pair of a value and the op that adds a batch."""
+        if self.kind in ("mean", "baseline"):
+            mean, update = v1.metrics.mean(values[0], weights=values[1], name=name)
+            if self.kind == "mean":
+                return mean, update
+            return tf.maximum(mean, 1.0 - mean), tf.maximum(update, 1.0 - update)
+        labels, predictions, weights = values
+        make: Callable[..., Any] = getattr(v1.metrics, self.kind.removesuffix("_pr"))
+        if self.kind in ("auc", "auc_pr"):
+            weights = broadcast(weights, predictions)
+            curve = "PR" if self.kind == "auc_pr" else "ROC"
+            value, update = make(labels, predictions, weights=weights, curve=curve, name=name)
+            return value, update
+        if self.threshold is not None:
+            predictions = tf.cast(predictions >= self.threshold, tf.float32)
+        value, update = make(labels, predictions, weights=weights, name=name)
+        return value, update
+
+
+class AccuracyBaseline(tf.keras.metrics.Mean):  # type: ignore[misc]
+    """The accuracy of always predicting the more frequent of two classes."""
+
+    def result(self) -> Any:
+        return tf.math.divide_no_nan(tf.maximum(self.total, self.count - self.total), self.count)
+
+
+def broadcast(weights: Any, values: Any) -> Any:
+    """Weights in the shape of `values`."""
+    return tf.cast(weights, values.dtype) * tf.ones_like(values)
 
 
 class SingleHead(Head):

@@ -14,7 +14,7 @@ from tensorflow.python.saved_model.model_utils.export_output import (
 
 from portwright.errors import suggest
 from portwright.tensorflow.arguments import BadType, BadValue
-from portwright.tensorflow.canned.head import DEFAULT_KEY, SingleHead, pick
+from portwright.tensorflow.canned.head import DEFAULT_KEY, Measure, SingleHead, broadcast, pick
 from portwright.tensorflow.canned.head_inputs import (
     all_class_ids,
     all_classes,
@@ -24,7 +24,6 @@ from portwright.tensorflow.canned.head_inputs import (
     classes_of,
     match_labels,
 )
-from portwright.tensorflow.canned.measures import Measure, broadcast
 
 v1 = tf.compat.v1
 

@@ -8,20 +8,29 @@ from typing import Any
 
 import tensorflow as tf
 
+from portwright.errors import suggest
 from portwright.tensorflow.arguments import BadType, BadValue
 from portwright.tensorflow.canned.head import Head
 from portwright.tensorflow.canned.heads import BinaryClassHead, MultiClassHead, RegressionHead
 from portwright.tensorflow.canned.networks import Dnn, Linear, Logits, check_features, summarize_layer
-from portwright.tensorflow.canned.optimizers import keras_optimizer
 from portwright.tensorflow.mode_keys import ModeKeys
 
 v1 = tf.compat.v1
+legacy = tf.keras.optimizers.legacy
 
 BASELINE_RATE = 0.3
 LINEAR_RATE = 0.2
 DNN_RATE = 0.05
 COMBINED_DNN_RATE = 0.001
 COMBINED_LINEAR_RATE = 0.005
+
+_OPTIMIZERS = {
+    "Adagrad": legacy.Adagrad,
+    "Adam": legacy.Adam,
+    "Ftrl": legacy.Ftrl,
+    "RMSProp": legacy.RMSprop,
+    "SGD": legacy.SGD,
+}
 
 ModelFn = Callable[..., Any]
 regression_head = RegressionHead
@@ -143,3 +152,28 @@ def _counting(optimizer: Any) -> Any:
     """Makes the optimizer count the global step, and returns it."""
     optimizer.iterations = v1.train.get_or_create_global_step()
     return optimizer
+
+
+def keras_optimizer(given: Any, learning_rate: float | None = None) -> Any:
+    """One of Keras's legacy optimizers for one graph, given by name, as an instance or as a function.
+
+    `learning_rate` is for one given by name; None is its own default.
+    """
+    if isinstance(given, str):
+        make = find_optimizer(given, _OPTIMIZERS)
+        return make() if learning_rate is None else make(learning_rate=learning_rate)
+    made = given() if callable(given) and not isinstance(given, tf.Module) else given
+    if isinstance(made, legacy.Optimizer):
+        # A copy: an instance that has trained already has its variables in another graph.
+        return made if made._iterations is None else type(made).from_config(made.get_config())
+    cure = "Give one of tf.keras.optimizers.legacy, or a name."
+    if isinstance(made, v1.train.Optimizer):
+        cure = f"{cure} The estimators in portwright.tensorflow.canned.v1 take those of tf.compat.v1.train."
+    raise BadType(f"The optimizer is a {type(made).__name__}.", cure)
+
+
+def find_optimizer(name: str, known: dict[str, Any]) -> Any:
+    """The class of an optimizer by its name."""
+    if name not in known:
+        raise BadValue(f"There is no optimizer '{name}'.", suggest(name, known))
+    return known[name]

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from portwright.tensorflow.arguments import BadType
 from portwright.tensorflow.canned import heads, model_fns
 from portwright.tensorflow.canned.head import V1_REDUCTIONS, Head, SingleHead, check_reduction, make_train_op
 from portwright.tensorflow.canned.head_inputs import check_logits
@@ -23,15 +24,22 @@ from portwright.tensorflow.canned.model_fns import (
     ModelFn,
     baseline_logits,
     check_head,
+    find_optimizer,
     linear_rate,
 )
 from portwright.tensorflow.canned.networks import Dnn, Linear, summarize_layer
-from portwright.tensorflow.canned.optimizers import v1_optimizer
 from portwright.tensorflow.mode_keys import ModeKeys
 
 v1 = tf.compat.v1
 
 _INPUT_SLICE_BYTES = 64 << 20
+_OPTIMIZERS = {
+    "Adagrad": v1.train.AdagradOptimizer,
+    "Adam": v1.train.AdamOptimizer,
+    "Ftrl": v1.train.FtrlOptimizer,
+    "RMSProp": v1.train.RMSPropOptimizer,
+    "SGD": v1.train.GradientDescentOptimizer,
+}
 
 
 class _Version1(SingleHead):
@@ -161,3 +169,13 @@ def baseline_model_fn(head: Head, optimizer: Any, weight_column: Any) -> ModelFn
 def _partitioner(config: Any, min_slice_bytes: int | None = None) -> Any:
     options = {} if min_slice_bytes is None else {"min_slice_size": min_slice_bytes}
     return v1.min_max_variable_partitioner(max_partitions=config.num_ps_replicas if config else 0, **options)
+
+
+def v1_optimizer(given: Any, learning_rate: float) -> Any:
+    """An optimizer of tf.compat.v1.train, given by name, as an instance or as a function; `learning_rate` is for a name."""
+    if isinstance(given, str):
+        return find_optimizer(given, _OPTIMIZERS)(learning_rate=learning_rate)
+    made = given() if callable(given) else given
+    if isinstance(made, v1.train.Optimizer):
+        return made
+    raise BadType(f"The optimizer is a {type(made).__name__}.", "Give one of tf.compat.v1.train, or a name.")
