@@ -84,7 +84,7 @@ def saved_points(model_dir: str) -> set[int]:
     """The steps that have a point."""
     try:
         names = [_NAME.fullmatch(path.name) for path in (Path(model_dir) / _FOLDER).iterdir()]
-    except FileNotFoundError:
+    except OSError:
         return set()
     return {int(name[1]) for name in names if name is not None}
 

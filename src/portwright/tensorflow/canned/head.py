@@ -214,24 +214,18 @@ class Measure:
             return tf.keras.metrics.AUC(name=name, curve="PR" if self.kind == "auc_pr" else "ROC")
         return (AccuracyBaseline if self.kind == "baseline" else tf.keras.metrics.Mean)(name=name)
 
-    def as_ops(self, name: str, *values: Any) -> tuple[Any, Any]:
+    def as_ops(self, name: str, *values: Any) -> Any:
         """TensorFlow 1's pair of a value and the op that adds a batch."""
         if self.kind in ("mean", "baseline"):
-            mean, update = v1.metrics.mean(values[0], weights=values[1], name=name)
-            if self.kind == "mean":
-                return mean, update
-            return tf.maximum(mean, 1.0 - mean), tf.maximum(update, 1.0 - update)
+            pair = v1.metrics.mean(values[0], weights=values[1], name=name)
+            return pair if self.kind == "mean" else tuple(tf.maximum(value, 1.0 - value) for value in pair)
         labels, predictions, weights = values
-        make: Callable[..., Any] = getattr(v1.metrics, self.kind.removesuffix("_pr"))
         if self.kind in ("auc", "auc_pr"):
-            weights = broadcast(weights, predictions)
-            curve = "PR" if self.kind == "auc_pr" else "ROC"
-            value, update = make(labels, predictions, weights=weights, curve=curve, name=name)
-            return value, update
+            curve, weights = "PR" if self.kind == "auc_pr" else "ROC", broadcast(weights, predictions)
+            return v1.metrics.auc(labels, predictions, weights=weights, curve=curve, name=name)
         if self.threshold is not None:
             predictions = tf.cast(predictions >= self.threshold, tf.float32)
-        value, update = make(labels, predictions, weights=weights, name=name)
-        return value, update
+        return getattr(v1.metrics, self.kind)(labels, predictions, weights=weights, name=name)
 
 
 class AccuracyBaseline(tf.keras.metrics.Mean):  # type: ignore[misc]

@@ -16,6 +16,7 @@ from portwright.data.tables import read_text
 from portwright.errors import UserError
 from portwright.tensorflow.models_common.pipeline import Arrays, folders_of
 from portwright.tensorflow.models_common.vocabulary import END, PAD, START, Vocabulary
+from portwright.text.packing import pad_rows
 
 Document = list[str]  # its sentences
 
@@ -205,12 +206,8 @@ def sentence_pairs(
 
 def pad(samples: Sequence[Sequence[int]], length: int, pad_id: int) -> tuple[Any, Any]:
     """Pads samples to one length; the second array is 1 for tokens and 0 for padding."""
-    ids = np.full((len(samples), length), pad_id, np.int32)
-    mask = np.zeros((len(samples), length), np.int32)
-    for row, sample in enumerate(samples):
-        ids[row, : len(sample)] = sample
-        mask[row, : len(sample)] = 1
-    return ids, mask
+    rows = pad_rows(samples, length, pad_id)
+    return rows["tokens"], (np.arange(length) < rows["length"][:, None]).astype(np.int32)
 
 
 def _fill(document: Document, vocabulary: Vocabulary, length: int) -> list[list[int]]:
