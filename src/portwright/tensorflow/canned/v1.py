@@ -16,12 +16,13 @@ Kind = TypeVar("Kind", bound=type[estimators.ReadyMade])
 def _of_version_1(partitioner: str = "", *, after_config: bool = False) -> Callable[[Kind], Kind]:
     """Gives a class TensorFlow 1's model functions, and the arguments of its base with a partitioner before or after `config`."""
 
-    def change(kind: Kind) -> Kind:
+    def change(kind: Any) -> Any:
+        inherited = kind.__init__
         arguments = [
             argument.replace(default=tf.compat.v1.losses.Reduction.SUM)
             if argument.name == "loss_reduction"
             else argument
-            for argument in inspect.signature(kind.__init__).parameters.values()
+            for argument in inspect.signature(inherited).parameters.values()
         ]
         if partitioner:
             config = [argument.name for argument in arguments].index("config")
@@ -36,11 +37,10 @@ def _of_version_1(partitioner: str = "", *, after_config: bool = False) -> Calla
             estimator = given.pop("self")
             if partitioner:
                 estimator._partitioner = (given.pop(partitioner),)
-            super(kind, estimator).__init__(**given)
+            inherited(estimator, **given)
 
         __init__.__signature__ = signature  # type: ignore[attr-defined]
-        kind.__init__ = __init__  # type: ignore[misc]
-        kind._model_fns = v1_model_fns
+        kind.__init__, kind._model_fns = __init__, v1_model_fns
         return kind
 
     return change

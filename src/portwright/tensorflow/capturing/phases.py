@@ -186,7 +186,7 @@ def _is_static(op: Any, static: set[Any]) -> bool:
     if op.type in ("Shape", "ShapeN", "Size", "Rank"):
         return all(tensor.shape.is_fully_defined() for tensor in op.inputs)
     if op.type in ("ZerosLike", "OnesLike"):
-        return op.inputs[0].shape.is_fully_defined() and op.inputs[0].dtype.name not in _HANDLES
+        return bool(op.inputs[0].shape.is_fully_defined()) and op.inputs[0].dtype.name not in _HANDLES
     return (
         bool(op.inputs)
         and all(tensor.op in static for tensor in op.inputs)
