@@ -146,8 +146,8 @@ def _apply(spec: Any, kind: str, rate: Any, pairs: list[tuple[Any, Any]], step: 
     class_name, keys = _KERAS[kind]
     options = {theirs: getattr(spec, ours) for theirs, ours in keys.items()}
     if kind in ("rmsprop", "adagrad"):
-        made = {"RMSprop": RMSprop, "Adagrad": Adagrad}[class_name](rate, **options)
-        return made.apply_gradients(pairs, global_step=step)
+        rule: Any = RMSprop if kind == "rmsprop" else Adagrad
+        return rule(rate, **options).apply_gradients(pairs, global_step=step)
     # The other legacy optimizers update only the rows of a sparse gradient, although momentum moves all rows.
     if kind != "adam":
         pairs = [(as_dense(g, v.shape[0]), v) for g, v in pairs]
