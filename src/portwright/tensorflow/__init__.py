@@ -15,17 +15,17 @@ from typing import Any
 from portwright.errors import UserError
 
 _NAMES = {  # module of this package: its public names
-    "canned.class_heads": "BinaryClassHead MultiClassHead",
     "canned.estimators": (
         "BaselineClassifier BaselineEstimator BaselineRegressor DNNClassifier DNNEstimator "
         "DNNLinearCombinedClassifier DNNLinearCombinedEstimator DNNLinearCombinedRegressor DNNRegressor "
         "LinearClassifier LinearEstimator LinearRegressor"
     ),
     "canned.head": "Head",
+    "canned.heads": (
+        "BinaryClassHead LogisticRegressionHead MultiClassHead MultiLabelHead PoissonRegressionHead RegressionHead"
+    ),
     "canned.multi_head": "MultiHead",
-    "canned.multi_label_head": "MultiLabelHead",
     "canned.parsing": "classifier_parse_example_spec regressor_parse_example_spec",
-    "canned.regression_head": "LogisticRegressionHead PoissonRegressionHead RegressionHead",
     "cerebras_estimator": "CerebrasEstimator",
     "entry": "run",  # the module is not called `run`: importing it would replace the function in the package
     "estimator": "Estimator",
@@ -54,6 +54,8 @@ __all__ = sorted(_PLACES)
 # Used as `portwright.tensorflow.tpu.RunConfig`: the package itself has other objects of the same names.
 _MODULES = ("experimental", "export", "inputs", "layers", "tpu")
 
+_NOTES = (b"All log messages before absl::InitializeLog()", b"oneDNN custom operations are on")
+
 if "tensorflow" not in sys.modules:  # `import portwright.tensorflow` before `import tensorflow` is enough
     os.environ.setdefault("TF_USE_LEGACY_KERAS", "1")
 
@@ -78,7 +80,11 @@ def __dir__() -> list[str]:
 
 def prepare() -> None:
     """Checks that TensorFlow is installed, and makes it use the legacy Keras; imports nothing."""
-    missing = [package for package in ("tensorflow", "tf_keras") if not _is_there(package)]
+    missing = [
+        package
+        for package in ("tensorflow", "tf_keras")
+        if package not in sys.modules and importlib.util.find_spec(package) is None
+    ]
     if missing:
         raise UserError(
             f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed.",
@@ -96,12 +102,31 @@ def prepare() -> None:
 def load() -> None:
     """Imports TensorFlow with the legacy Keras, without its start-up notes; where tf.estimator is missing (since 2.16), sets it to this package."""
     prepare()
-    from portwright.tensorflow.loading import load_quietly
-
-    load_quietly()
+    _import_quietly()
     tensorflow = sys.modules["tensorflow"]
     if not hasattr(tensorflow, "estimator"):
         vars(tensorflow)["estimator"] = sys.modules[__name__]
+
+
+def _import_quietly() -> None:
+    """Imports TensorFlow; what the import writes to stderr is printed afterwards, without the known notes."""
+    if "tensorflow" in sys.modules:
+        return
+    import tempfile
+
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as written:
+        os.dup2(written.fileno(), 2)
+        try:
+            import tensorflow  # noqa: F401
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
+            written.seek(0)
+            for line in written:
+                if not any(note in line for note in _NOTES):
+                    os.write(2, line)
 
 
 def _prepare_script() -> None:
@@ -111,10 +136,6 @@ def _prepare_script() -> None:
     except UserError as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(int(error.status)) from error
-
-
-def _is_there(package: str) -> bool:
-    return package in sys.modules or importlib.util.find_spec(package) is not None
 
 
 def _has_keras_3() -> bool:

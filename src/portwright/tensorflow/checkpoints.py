@@ -70,7 +70,11 @@ def forget_damaged(folder: str, newest: str | None) -> None:
     if newest is None or (state is not None and _same(state.model_checkpoint_path, newest)):
         return
     listed = list(state.all_model_checkpoint_paths) if state is not None else []
-    kept = [path for path in listed if step_in_name(path) < step_in_name(newest) and _exists(path)]
+    kept = [
+        path
+        for path in listed
+        if step_in_name(path) < step_in_name(newest) and tf.io.gfile.exists(path + ".index")
+    ]
     from tensorflow.python.checkpoint import checkpoint_management
 
     checkpoint_management.update_checkpoint_state_internal(
@@ -139,10 +143,6 @@ def _escape(path: str) -> str:
 def _identity(checkpoint: str) -> tuple[Any, ...]:
     files = sorted(tf.io.gfile.glob([_escape(checkpoint) + ".index", _escape(checkpoint) + ".data-*"]))
     return (checkpoint, *((name, *_size_and_time(name)) for name in files))
-
-
-def _exists(checkpoint: str) -> bool:
-    return bool(tf.io.gfile.exists(checkpoint + ".index"))
 
 
 def _same(one: str, other: str) -> bool:

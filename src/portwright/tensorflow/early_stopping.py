@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -54,8 +55,8 @@ def stop_if_higher_hook(
     run_every_steps: int | None = None,
 ) -> Any:
     """Stops once a metric is above `threshold`."""
-    crossed = _crossed(estimator, metric_name, threshold, operator.gt, eval_dir, min_steps)
-    return make_early_stopping_hook(estimator, crossed, run_every_secs, run_every_steps)
+    should_stop = partial(_crossed, operator.gt, threshold)
+    return _stop_if(should_stop, estimator, metric_name, eval_dir, min_steps, run_every_secs, run_every_steps)
 
 
 def stop_if_lower_hook(
@@ -68,8 +69,8 @@ def stop_if_lower_hook(
     run_every_steps: int | None = None,
 ) -> Any:
     """Stops once a metric is below `threshold`."""
-    crossed = _crossed(estimator, metric_name, threshold, operator.lt, eval_dir, min_steps)
-    return make_early_stopping_hook(estimator, crossed, run_every_secs, run_every_steps)
+    should_stop = partial(_crossed, operator.lt, threshold)
+    return _stop_if(should_stop, estimator, metric_name, eval_dir, min_steps, run_every_secs, run_every_steps)
 
 
 def stop_if_no_increase_hook(
@@ -82,8 +83,8 @@ def stop_if_no_increase_hook(
     run_every_steps: int | None = None,
 ) -> Any:
     """Stops once a metric has not risen above its best value for `max_steps_without_increase` steps."""
-    stale = _stale(estimator, metric_name, max_steps_without_increase, operator.gt, eval_dir, min_steps)
-    return make_early_stopping_hook(estimator, stale, run_every_secs, run_every_steps)
+    should_stop = partial(_stale, operator.gt, max_steps_without_increase)
+    return _stop_if(should_stop, estimator, metric_name, eval_dir, min_steps, run_every_secs, run_every_steps)
 
 
 def stop_if_no_decrease_hook(
@@ -96,8 +97,8 @@ def stop_if_no_decrease_hook(
     run_every_steps: int | None = None,
 ) -> Any:
     """Stops once a metric has not fallen below its lowest value for `max_steps_without_decrease` steps."""
-    stale = _stale(estimator, metric_name, max_steps_without_decrease, operator.lt, eval_dir, min_steps)
-    return make_early_stopping_hook(estimator, stale, run_every_secs, run_every_steps)
+    should_stop = partial(_stale, operator.lt, max_steps_without_decrease)
+    return _stop_if(should_stop, estimator, metric_name, eval_dir, min_steps, run_every_secs, run_every_steps)
 
 
 def make_stop_at_checkpoint_step_hook(
@@ -112,19 +113,19 @@ def make_stop_at_checkpoint_step_hook(
 def read_eval_metrics(eval_dir: str) -> dict[int, dict[str, float]]:
     """Gives the metrics of each evaluated step, in order, from the event files in `eval_dir`."""
     found: dict[int, dict[str, float]] = {}
-    for event in read_events(tf.io.gfile.join(eval_dir, "events.out.tfevents.*")):
-        if event.HasField("summary"):
-            values = {v.tag: v.simple_value for v in event.summary.value if v.HasField("simple_value")}
-            if values:
-                found.setdefault(event.step, {}).update(values)
+    for step, values in read_scalars(tf.io.gfile.join(eval_dir, "events.out.tfevents.*")):
+        found.setdefault(step, {}).update(values)
     return dict(sorted(found.items()))
 
 
-def read_events(pattern: str) -> Iterator[Any]:
-    """The events of all files that match; of a damaged file, those before the damage."""
+def read_scalars(pattern: str) -> Iterator[tuple[int, dict[str, float]]]:
+    """The step and the numbers of each event in all files that match; of a damaged file, those before the damage."""
     for path in sorted(tf.io.gfile.glob(pattern)):
         try:
-            yield from v1.train.summary_iterator(path)
+            for event in v1.train.summary_iterator(path):
+                values = {v.tag: v.simple_value for v in event.summary.value if v.HasField("simple_value")}
+                if values:
+                    yield event.step, values
         except tf.errors.DataLossError as error:  # a process was killed while it wrote this event
             v1.logging.warning("The rest of %s cannot be read: %s", path, error)
 
@@ -140,37 +141,39 @@ def _values(eval_dir: str, metric_name: str, min_steps: int) -> Iterator[tuple[i
             yield step, metrics[metric_name]
 
 
-def _crossed(
-    estimator: Estimator, name: str, threshold: float, better: _Better, eval_dir: str | None, min_steps: int
-) -> Callable[[], bool]:
+def _stop_if(
+    should_stop: Callable[[str, Iterator[tuple[int, float]]], bool],
+    estimator: Estimator,
+    name: str,
+    eval_dir: str | None,
+    min_steps: int,
+    every_secs: float | None,
+    every_steps: int | None,
+) -> Any:
+    """A hook that stops once `should_stop` is true of a metric's name and its values by step."""
     folder = eval_dir if eval_dir is not None else estimator.eval_dir()
-
-    def should_stop() -> bool:
-        for step, value in _values(folder, name, min_steps):
-            if better(value, threshold):
-                v1.logging.info("Stopping: '%s' was %s at step %d, beyond %s", name, value, step, threshold)
-                return True
-        return False
-
-    return should_stop
+    return make_early_stopping_hook(
+        estimator, lambda: should_stop(name, _values(folder, name, min_steps)), every_secs, every_steps
+    )
 
 
-def _stale(
-    estimator: Estimator, name: str, max_steps: int, better: _Better, eval_dir: str | None, min_steps: int
-) -> Callable[[], bool]:
-    folder = eval_dir if eval_dir is not None else estimator.eval_dir()
+def _crossed(better: _Better, threshold: float, name: str, values: Iterator[tuple[int, float]]) -> bool:
+    for step, value in values:
+        if better(value, threshold):
+            v1.logging.info("Stopping: '%s' was %s at step %d, beyond %s", name, value, step, threshold)
+            return True
+    return False
 
-    def should_stop() -> bool:
-        best: tuple[int, float] | None = None
-        for step, value in _values(folder, name, min_steps):
-            if best is None or better(value, best[1]):
-                best = (step, value)
-            if step - best[0] >= max_steps:
-                v1.logging.info("Stopping: '%s' is no better at step %d than at step %d", name, step, best[0])
-                return True
-        return False
 
-    return should_stop
+def _stale(better: _Better, max_steps: int, name: str, values: Iterator[tuple[int, float]]) -> bool:
+    best: tuple[int, float] | None = None
+    for step, value in values:
+        if best is None or better(value, best[1]):
+            best = (step, value)
+        if step - best[0] >= max_steps:
+            v1.logging.info("Stopping: '%s' is no better at step %d than at step %d", name, step, best[0])
+            return True
+    return False
 
 
 def _stop_flag() -> Any:

@@ -18,7 +18,7 @@ from portwright.tensorflow.estimator_setup import (
     check_strategy,
     complete_config,
     make_device_fn,
-    make_warm_start_settings,
+    settings_from,
 )
 from portwright.tensorflow.input_feed import Feed, make_feed
 from portwright.tensorflow.mode_keys import ModeKeys
@@ -63,7 +63,7 @@ class Estimator:
         check_model_fn(model_fn, params)
         self._model_fn = model_fn
         self._params = copy.deepcopy(params or {})
-        self._warm_start_settings = make_warm_start_settings(warm_start_from)
+        self._warm_start_settings = settings_from(warm_start_from)
 
     @property
     def model_dir(self) -> str:

@@ -103,13 +103,6 @@ def make_device_fn(config: RunConfig) -> Any:
     )
 
 
-def make_warm_start_settings(warm_start_from: Any) -> Any:
-    if warm_start_from is None:
-        return None
-
-    return settings_from(warm_start_from)
-
-
 VocabInfo = v1.train.VocabInfo
 
 

@@ -139,10 +139,6 @@ def _scaffold(scaffold: Any) -> Any:
     )
 
 
-if TYPE_CHECKING:
-    from portwright.tensorflow.estimator import Estimator
-
-
 def predict(
     estimator: Estimator,
     input_fn: Any,

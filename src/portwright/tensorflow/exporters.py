@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from portwright.tensorflow.arguments import BadValue, argument_names
-from portwright.tensorflow.early_stopping import read_events
+from portwright.tensorflow.early_stopping import read_scalars
 
 if TYPE_CHECKING:
     from portwright.tensorflow.estimator import Estimator
@@ -45,9 +45,9 @@ class _SavedModelExporter(Exporter):
         self,
         name: str,
         serving_input_receiver_fn: Any,
-        assets_extra: Any,
-        as_text: bool,
-        exports_to_keep: int | None,
+        assets_extra: Any = None,
+        as_text: bool = False,
+        exports_to_keep: int | None = 5,
     ) -> None:
         if exports_to_keep is not None and exports_to_keep <= 0:
             raise BadValue(
@@ -109,23 +109,13 @@ class FinalExporter(_SavedModelExporter):
         eval_result: Metrics,
         is_the_final_export: bool,
     ) -> Any:
-        if not is_the_final_export:
-            return None
-        return super().export(estimator, export_path, checkpoint_path, eval_result, is_the_final_export)
+        if is_the_final_export:
+            return super().export(estimator, export_path, checkpoint_path, eval_result, is_the_final_export)
+        return None
 
 
 class LatestExporter(_SavedModelExporter):
     """Exports after every evaluation, and keeps the last `exports_to_keep`."""
-
-    def __init__(
-        self,
-        name: str,
-        serving_input_receiver_fn: Any,
-        assets_extra: Any = None,
-        as_text: bool = False,
-        exports_to_keep: int | None = 5,
-    ) -> None:
-        super().__init__(name, serving_input_receiver_fn, assets_extra, as_text, exports_to_keep)
 
 
 def loss_smaller(best_eval_result: Metrics, current_eval_result: Metrics) -> bool:
@@ -190,8 +180,7 @@ class BestExporter(_SavedModelExporter):
 
     def _best_so_far(self, pattern: str) -> Metrics | None:
         best: Metrics | None = None
-        for event in read_events(pattern):
-            values = {v.tag: v.simple_value for v in event.summary.value if v.HasField("simple_value")}
-            if values and (best is None or self._is_better(best, values)):
+        for _, values in read_scalars(pattern):
+            if best is None or self._is_better(best, values):
                 best = values
         return best

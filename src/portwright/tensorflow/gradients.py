@@ -177,22 +177,17 @@ class LossScale:
         self.is_dynamic = isinstance(factor, str)
         self._lowest, self._highest = spec.min_loss_scale, spec.max_loss_scale
         self._steps_per_increase = spec.steps_per_increase
-        first = self._bounded(spec.initial_loss_scale) if isinstance(factor, str) else float(factor)
-        self._num_skipped = _state("num_skipped_updates", 0, tf.int64)
+        first = float(spec.initial_loss_scale if isinstance(factor, str) else factor)
+        # The number of updates that were skipped because a gradient was not finite.
+        self.num_skipped = _state("num_skipped_updates", 0, tf.int64)
         if self.is_dynamic:
+            highest = first if self._highest is None else min(self._highest, first)
+            first = max(self._lowest, highest)
             self._scale = _state("current_loss_scale", first, tf.float32)
             self._good_steps = _state("good_steps", 0, tf.int64)
             self.factor = tf.convert_to_tensor(self._scale)
         else:
             self.factor = tf.constant(first, tf.float32)
-
-    def _bounded(self, scale: float) -> float:
-        return max(self._lowest, scale if self._highest is None else min(self._highest, scale))
-
-    @property
-    def num_skipped(self) -> Any:
-        """The number of updates that were skipped because a gradient was not finite."""
-        return self._num_skipped
 
     def after_finite(self) -> Any:
         """Counts a finite update, and doubles a dynamic factor when it is time to."""
@@ -208,7 +203,7 @@ class LossScale:
 
     def after_overflow(self) -> Any:
         """Counts a skipped update, and halves a dynamic factor."""
-        skipped = v1.assign_add(self._num_skipped, tf.constant(1, tf.int64))
+        skipped = v1.assign_add(self.num_skipped, tf.constant(1, tf.int64))
         if not self.is_dynamic:
             return tf.group(skipped)
         scaled = v1.assign(self._scale, self._clamp(self.factor * 0.5))

@@ -5,6 +5,27 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
+from tensorflow.python.training.basic_session_run_hooks import (
+    CheckpointSaverHook,
+    CheckpointSaverListener,
+    FeedFnHook,
+    FinalOpsHook,
+    GlobalStepWaiterHook,
+    LoggingTensorHook,
+    NanLossDuringTrainingError,
+    NanTensorHook,
+    ProfilerHook,
+    SecondOrStepTimer,
+    StepCounterHook,
+    StopAtStepHook,
+    SummarySaverHook,
+)
+from tensorflow.python.training.session_run_hook import (
+    SessionRunArgs,
+    SessionRunContext,
+    SessionRunHook,
+    SessionRunValues,
+)
 
 from portwright.errors import suggest
 from portwright.tensorflow.arguments import BadValue
@@ -14,25 +35,28 @@ from portwright.tensorflow.resume_point import mark_ended, read_point
 if TYPE_CHECKING:
     from portwright.tensorflow.estimator import Estimator
 
-v1 = tf.compat.v1
+__all__ = [
+    "CheckpointInputPipelineHook",
+    "CheckpointSaverHook",
+    "CheckpointSaverListener",
+    "FeedFnHook",
+    "FinalOpsHook",
+    "GlobalStepWaiterHook",
+    "LoggingTensorHook",
+    "NanLossDuringTrainingError",
+    "NanTensorHook",
+    "ProfilerHook",
+    "SecondOrStepTimer",
+    "SessionRunArgs",
+    "SessionRunContext",
+    "SessionRunHook",
+    "SessionRunValues",
+    "StepCounterHook",
+    "StopAtStepHook",
+    "SummarySaverHook",
+]
 
-CheckpointSaverHook = v1.train.CheckpointSaverHook
-CheckpointSaverListener = v1.train.CheckpointSaverListener
-FeedFnHook = v1.train.FeedFnHook
-FinalOpsHook = v1.train.FinalOpsHook
-GlobalStepWaiterHook = v1.train.GlobalStepWaiterHook
-LoggingTensorHook = v1.train.LoggingTensorHook
-NanLossDuringTrainingError = v1.train.NanLossDuringTrainingError
-NanTensorHook = v1.train.NanTensorHook
-ProfilerHook = v1.train.ProfilerHook
-SecondOrStepTimer = v1.train.SecondOrStepTimer
-SessionRunArgs = v1.train.SessionRunArgs
-SessionRunContext = v1.train.SessionRunContext
-SessionRunHook = v1.train.SessionRunHook
-SessionRunValues = v1.train.SessionRunValues
-StepCounterHook = v1.train.StepCounterHook
-StopAtStepHook = v1.train.StopAtStepHook
-SummarySaverHook = v1.train.SummarySaverHook
+v1 = tf.compat.v1
 
 _POLICIES = ("fail", "ignore", "warn")
 

@@ -6,15 +6,16 @@ are tf.keras's own, which add epsilon in another place than torch's.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
+from tf_keras.src.losses import LossFunctionWrapper  # type: ignore[import-untyped]
 
 from portwright.errors import UnsupportedError, UserError, suggest
 from portwright.job import optimizer as job
-from portwright.tensorflow import optimizers
-from portwright.tensorflow.gradients import as_dense, values_of, with_values
+from portwright.tensorflow import optimizer_rules, optimizers
+from portwright.tensorflow.gradients import as_dense, clip_gradients, values_of
 from portwright.tensorflow.schedules import make_learning_rate
 
 v1 = tf.compat.v1
@@ -135,21 +136,18 @@ def make_train_op(loss: Any, params: Mapping[str, Any]) -> tf.Operation:
 
 
 def _clip(gradients: list[Any], spec: Any) -> list[Any]:
-    if spec.max_gradient_value is not None:
-        limit = spec.max_gradient_value
-        return [with_values(g, tf.clip_by_value(values_of(g), -limit, limit)) for g in gradients]
-    if spec.max_gradient_norm is not None:
+    if spec.max_gradient_value is None and spec.max_gradient_norm is not None:
         clipped: list[Any] = tf.clip_by_global_norm(gradients, spec.max_gradient_norm)[0]
         return clipped
-    return gradients
+    return clip_gradients(gradients, None, spec.max_gradient_value, None)
 
 
 def _apply(spec: Any, kind: str, rate: Any, pairs: list[tuple[Any, Any]], step: Any) -> Any:
     class_name, keys = _KERAS[kind]
     options = {theirs: getattr(spec, ours) for theirs, ours in keys.items()}
     if kind in ("rmsprop", "adagrad"):
-        made = {"RMSprop": RMSprop, "Adagrad": Adagrad}[class_name](rate, **options)
-        return made.apply_gradients(pairs, global_step=step)
+        rule: Any = RMSprop if kind == "rmsprop" else Adagrad
+        return rule(rate, **options).apply_gradients(pairs, global_step=step)
     # The other legacy optimizers update only the rows of a sparse gradient, although momentum moves all rows.
     if kind != "adam":
         pairs = [(as_dense(g, v.shape[0]), v) for g, v in pairs]
@@ -166,25 +164,11 @@ _KERAS: dict[str, tuple[str, dict[str, str]]] = {
     "sgd": ("SGD", {"momentum": "momentum", "nesterov": "use_nesterov"}),
     "adam": ("Adam", {**_MOMENTS, "amsgrad": "amsgrad"}),
     "adamw": ("Adam", {**_MOMENTS, "amsgrad": "amsgrad"}),
-    "rmsprop": (
-        "RMSprop",
-        {"rho": "alpha", "momentum": "momentum", "epsilon": "eps", "centered": "centered"},
-    ),
-    "adagrad": ("Adagrad", {"initial_accumulator_value": "initial_accumulator_value", "epsilon": "eps"}),
+    "rmsprop": ("RMSprop", {name: name for name in ("alpha", "momentum", "eps", "centered")}),
+    "adagrad": ("Adagrad", {name: name for name in ("initial_accumulator_value", "eps")}),
     "adadelta": ("Adadelta", {"rho": "rho", "epsilon": "eps"}),
     "adamax": ("Adamax", _MOMENTS),
 }
-
-
-class _FunctionLoss(tf.keras.losses.Loss):  # type: ignore[misc]
-    """A function of (y_true, y_pred) as Keras takes it: its mean, after outputs of one number lost their last dimension."""
-
-    def __init__(self, function: Callable[[Any, Any], Any]) -> None:
-        super().__init__(name=getattr(function, "__name__", "loss"))
-        self._function = function
-
-    def call(self, y_true: Any, y_pred: Any) -> Any:
-        return self._function(y_true, y_pred)
 
 
 _SHORT = {
@@ -201,20 +185,16 @@ _SHORT = {
 
 
 def _as_loss(loss: Any) -> Any:
-    if isinstance(loss, tf.keras.losses.Loss):
-        return loss
-    if isinstance(loss, str):
-        long = _SHORT.get(loss.lower(), loss)
-        name = "".join(part.capitalize() for part in long.split("_")) if long.islower() else long
-        name = {"KlDivergence": "KLDivergence"}.get(name, name)
-        made = getattr(tf.keras.losses, name, None)
-        if made is None or not isinstance(made, type):
-            known = [n for n in dir(tf.keras.losses) if n[:1].isupper()]
-            raise UserError(f"tf.keras has no loss '{loss}'.", suggest(name, known))
-        return made()
-    if callable(loss):
-        return _FunctionLoss(loss)
-    raise UserError(f"the loss is {loss!r}.", "Give a name, an object of tf.keras.losses or a function.")
+    if not isinstance(loss, str) and not callable(loss):
+        raise UserError(f"the loss is {loss!r}.", "Give a name, an object of tf.keras.losses or a function.")
+    try:
+        found = tf.keras.losses.get(_SHORT.get(loss.lower(), loss) if isinstance(loss, str) else loss)
+    except ValueError as error:
+        raise UserError(
+            f"tf.keras has no loss '{loss}'.", suggest(str(loss), [*dir(tf.keras.losses), *_SHORT])
+        ) from error
+    # As Keras does: the mean of a function's values.
+    return found if isinstance(found, tf.keras.losses.Loss) else LossFunctionWrapper(found)
 
 
 def _match(label: Any, output: Any) -> tuple[Any, Any]:
@@ -312,73 +292,21 @@ def _accuracy(label: Any, output: Any) -> Any:
     return v1.metrics.accuracy(tf.cast(label, tf.int64), classes)
 
 
-class _DenseUpdates(v1.train.Optimizer):  # type: ignore[misc, name-defined]
-    """An optimizer that takes gradients of looked-up rows as gradients of the whole table, with zeros elsewhere."""
+class RMSprop(optimizer_rules.RMSprop):
+    """Keras's: epsilon is added inside the root, and the rate enters the momentum."""
 
-    def __init__(self, learning_rate: Any, epsilon: float, name: str) -> None:
-        super().__init__(use_locking=False, name=name)
-        self._learning_rate, self._epsilon = learning_rate, epsilon
+    slot_names = ("velocity", "momentum", "average")
 
-    def _rate(self, variable: Any) -> Any:
-        rate = self._learning_rate() if callable(self._learning_rate) else self._learning_rate
-        return tf.cast(rate, variable.dtype.base_dtype)
-
-    def _resource_apply_sparse(self, grad: Any, handle: Any, indices: Any) -> Any:
-        dense = tf.scatter_nd(indices[:, None], grad, tf.shape(handle, out_type=indices.dtype))
-        return self._resource_apply_dense(dense, handle)
-
-    def _apply_dense(self, grad: Any, var: Any) -> Any:
-        return self._resource_apply_dense(grad, var)
-
-    def _resource_apply_dense(self, grad: Any, handle: Any) -> Any:
-        raise NotImplementedError
+    def _move(self, gradient: Any, variable: Any) -> Any:
+        rate = tf.cast(self._lr_t, gradient.dtype)
+        step = rate * gradient * tf.math.rsqrt(self._spread(gradient, variable) + self.eps)
+        return v1.assign_sub(variable, self._with_momentum(step, variable))
 
 
-class RMSprop(_DenseUpdates):
-    def __init__(
-        self, learning_rate: Any, *, rho: float, momentum: float, epsilon: float, centered: bool
-    ) -> None:
-        super().__init__(learning_rate, epsilon, "RMSprop")
-        self._rho, self._momentum, self._centered = rho, momentum, centered
+class Adagrad(optimizer_rules.Adagrad):
+    """Keras's: epsilon is added inside the root."""
 
-    def _create_slots(self, var_list: Any) -> None:
-        wanted = {"velocity": True, "momentum": self._momentum > 0, "average": self._centered}
-        for variable in var_list:
-            for name, is_wanted in wanted.items():
-                if is_wanted:
-                    self._zeros_slot(variable, name, self._name)
+    takes_sparse = False
 
-    def _resource_apply_dense(self, grad: Any, handle: Any) -> Any:
-        rho = self._rho
-        slot = self.get_slot(handle, "velocity")
-        velocity = rho * slot + (1 - rho) * tf.square(grad)
-        updates = [slot.assign(velocity)]
-        denominator = velocity + self._epsilon
-        if self._centered:
-            slot = self.get_slot(handle, "average")
-            average = rho * slot + (1 - rho) * grad
-            updates.append(slot.assign(average))
-            denominator = velocity - tf.square(average) + self._epsilon
-        step = self._rate(handle) * grad * tf.math.rsqrt(denominator)
-        if self._momentum > 0:
-            slot = self.get_slot(handle, "momentum")
-            step = self._momentum * slot + step
-            updates.append(slot.assign(step))
-        return tf.group(*updates, handle.assign_sub(step))
-
-
-class Adagrad(_DenseUpdates):
-    def __init__(self, learning_rate: Any, *, initial_accumulator_value: float, epsilon: float) -> None:
-        super().__init__(learning_rate, epsilon, "Adagrad")
-        self._initial = initial_accumulator_value
-
-    def _create_slots(self, var_list: Any) -> None:
-        for variable in var_list:
-            initial = tf.constant(self._initial, variable.dtype.base_dtype, variable.shape)
-            self._get_or_make_slot(variable, initial, "accumulator", self._name)
-
-    def _resource_apply_dense(self, grad: Any, handle: Any) -> Any:
-        slot = self.get_slot(handle, "accumulator")
-        accumulator = slot + tf.square(grad)
-        step = self._rate(handle) * grad / tf.sqrt(accumulator + self._epsilon)
-        return tf.group(slot.assign(accumulator), handle.assign_sub(step))
+    def _step_of(self, gradient: Any, total: Any) -> Any:
+        return tf.cast(self._lr_t, total.dtype) * gradient / tf.sqrt(total + self.eps)

@@ -27,6 +27,30 @@ class Decaying:
     # True: the rule leaves rows without a gradient unchanged, and can update the others alone
     takes_sparse = False
     maximize = False
+    counts = False  # whether the rule depends on the number of updates, which a variable then holds
+
+    def _create_slots(self, var_list: Any) -> None:
+        super()._create_slots(var_list)  # type: ignore[misc]
+        if self.counts:
+            first = min(var_list, key=lambda variable: variable.name)
+            self._create_non_slot_variable(0.0, self._counter_name, first)  # type: ignore[attr-defined]
+
+    @property
+    def _counter_name(self) -> str:
+        return f"{self._name}_updates"  # type: ignore[attr-defined]
+
+    def _counter(self) -> Any:
+        """The variable with the number of updates before this one."""
+        with tf.init_scope():  # in a branch of tf.cond: the variable belongs to the graph around it
+            graph = None if tf.executing_eagerly() else v1.get_default_graph()
+        return self._get_non_slot_variable(self._counter_name, graph=graph)  # type: ignore[attr-defined]
+
+    def _finish(self, update_ops: Any, name_scope: str) -> Any:
+        if not self.counts:
+            return super()._finish(update_ops, name_scope)  # type: ignore[misc]
+        with tf.control_dependencies(update_ops):
+            counted = v1.assign_add(self._counter(), 1.0)
+        return tf.group(*update_ops, counted, name=name_scope)
 
     def _decay_of(self, variable: Any) -> float:
         return self.decay_rates.get(name_of(variable), 0.0)
@@ -75,8 +99,8 @@ class SGD(Decaying, tf.compat.v1.train.GradientDescentOptimizer):  # type: ignor
 
     takes_sparse = True
 
-    def __init__(self, learning_rate: Any, *, maximize: bool = False, name: str = "GradientDescent") -> None:
-        super().__init__(learning_rate, name=name)
+    def __init__(self, learning_rate: Any, *, maximize: bool = False) -> None:
+        super().__init__(learning_rate)
         self.maximize = maximize
 
 
@@ -94,15 +118,9 @@ class Momentum(Decaying, tf.compat.v1.train.MomentumOptimizer):  # type: ignore[
         dampening: float = 0.0,
         use_nesterov: bool = False,
         maximize: bool = False,
-        name: str = "Momentum",
     ) -> None:
-        super().__init__(learning_rate, momentum, name=name, use_nesterov=use_nesterov)
-        self.maximize, self.dampening = maximize, dampening
-
-    def _create_slots(self, var_list: Any) -> None:
-        super()._create_slots(var_list)
-        if self.dampening:
-            create_counter(self, var_list)
+        super().__init__(learning_rate, momentum, use_nesterov=use_nesterov)
+        self.maximize, self.dampening, self.counts = maximize, dampening, bool(dampening)
 
     def _decayed(self, gradient: Any, variable: Any, apply: Any) -> Any:
         if not self.dampening:
@@ -110,82 +128,11 @@ class Momentum(Decaying, tf.compat.v1.train.MomentumOptimizer):  # type: ignore[
 
         def dampened(gradient: Any, variable: Any) -> Any:
             slot = self.get_slot(variable, "momentum")
-            kept = tf.where(tf.equal(read_counter(self), 0), 1.0, 1.0 - self.dampening)
+            kept = tf.where(tf.equal(tf.convert_to_tensor(self._counter()), 0), 1.0, 1.0 - self.dampening)
             moved = v1.assign(slot, slot * self._momentum + gradient * tf.cast(kept, gradient.dtype))
             return v1.assign_sub(variable, tf.cast(self._learning_rate_tensor, moved.dtype) * moved)
 
         return super()._decayed(gradient, variable, dampened)
-
-    def _finish(self, update_ops: Any, name_scope: str) -> Any:
-        return (
-            finish_counted(self, update_ops, name_scope)
-            if self.dampening
-            else super()._finish(update_ops, name_scope)
-        )
-
-
-class Adagrad(Decaying, tf.compat.v1.train.Optimizer):  # type: ignore[misc]
-    """Adagrad; its slot is that of tf.compat.v1.train.AdagradOptimizer."""
-
-    takes_sparse = True
-
-    def __init__(
-        self,
-        learning_rate: Any,
-        *,
-        lr_decay: float = 0.0,
-        initial_accumulator_value: float = 0.0,
-        eps: float = 1e-6,
-        maximize: bool = False,
-        name: str = "Adagrad",
-    ) -> None:
-        super().__init__(False, name)
-        self._lr, self.lr_decay, self.eps, self.maximize = learning_rate, lr_decay, eps, maximize
-        self.initial_accumulator_value = initial_accumulator_value
-
-    def _create_slots(self, var_list: Any) -> None:
-        start = tf.constant_initializer(self.initial_accumulator_value)
-        for variable in var_list:
-            dtype = variable.dtype.base_dtype
-            self._get_or_make_slot_with_initializer(
-                variable, start, variable.shape, dtype, "accumulator", self._name
-            )
-        if self.lr_decay:
-            create_counter(self, var_list)
-
-    def _prepare(self) -> None:
-        rate = tf.convert_to_tensor(self._lr)
-        if self.lr_decay:
-            rate = rate / (1.0 + self.lr_decay * read_counter(self))
-        self._lr_t = rate
-
-    def _resource_apply_dense(self, grad: Any, var: Any) -> Any:
-        return self._decayed(grad, var, self._move)
-
-    _apply_dense = _resource_apply_dense
-
-    def _move(self, gradient: Any, variable: Any) -> Any:
-        total = v1.assign_add(self.get_slot(variable, "accumulator"), tf.square(gradient))
-        moved = tf.cast(self._lr_t, total.dtype) * gradient / (tf.sqrt(total) + self.eps)
-        return v1.assign_sub(variable, moved)
-
-    def _resource_apply_sparse(self, grad: Any, handle: Any, indices: Any) -> Any:
-        slot = self.get_slot(handle, "accumulator")
-        squared = v1.scatter_add(slot, indices, tf.square(grad))
-        with tf.control_dependencies([squared]):
-            total = tf.gather(slot, indices)
-        moved = tf.cast(self._lr_t, total.dtype) * grad / (tf.sqrt(total) + self.eps)
-        return v1.scatter_sub(handle, indices, moved).op
-
-    def _apply_sparse(self, grad: Any, var: Any) -> Any:
-        return self._resource_apply_sparse(grad.values, var, grad.indices)
-
-    def _finish(self, update_ops: Any, name_scope: str) -> Any:
-        return (
-            finish_counted(self, update_ops, name_scope)
-            if self.lr_decay
-            else tf.group(*update_ops, name=name_scope)
-        )
 
 
 class Adam(Decaying, tf.compat.v1.train.AdamOptimizer):  # type: ignore[misc]
@@ -203,9 +150,8 @@ class Adam(Decaying, tf.compat.v1.train.AdamOptimizer):  # type: ignore[misc]
         *,
         correct_bias: bool = True,
         amsgrad: bool = False,
-        name: str = "Adam",
     ) -> None:
-        super().__init__(learning_rate, beta1, beta2, epsilon=self._epsilon_hat, name=name)
+        super().__init__(learning_rate, beta1, beta2, epsilon=self._epsilon_hat)
         self.eps, self.correct_bias, self.amsgrad = eps, correct_bias, amsgrad
 
     def _epsilon_hat(self) -> Any:
@@ -251,64 +197,33 @@ class AdamW(Adam):
     decouples = True
 
 
-def create_counter(optimizer: Any, var_list: Any) -> None:
-    """A variable that counts the updates of an optimizer whose rule depends on their number."""
-    first = min(var_list, key=lambda variable: variable.name)
-    optimizer._create_non_slot_variable(0.0, f"{optimizer._name}_updates", first)
-
-
-def read_counter(optimizer: Any) -> Any:
-    """The number of updates before this one."""
-    return tf.convert_to_tensor(_counter(optimizer))
-
-
-def finish_counted(optimizer: Any, update_ops: Any, name_scope: str) -> Any:
-    """Applies the updates and adds 1 to the counter."""
-    with tf.control_dependencies(update_ops):
-        counted = v1.assign_add(_counter(optimizer), 1.0)
-    return tf.group(*update_ops, counted, name=name_scope)
-
-
-def _counter(optimizer: Any) -> Any:
-    with tf.init_scope():  # in a branch of tf.cond: the variable belongs to the graph around it
-        graph = None if tf.executing_eagerly() else v1.get_default_graph()
-    return optimizer._get_non_slot_variable(f"{optimizer._name}_updates", graph=graph)
-
-
 class Composed(Decaying, tf.compat.v1.train.Optimizer):  # type: ignore[misc]
     """A rule that a subclass writes as one method, `_move`, of a dense gradient and a variable; its slots start at zero."""
 
     slots: Sequence[str] = ()
-    counts = False  # whether the rule depends on the number of updates
 
-    def __init__(self, learning_rate: Any, name: str | None = None) -> None:
-        super().__init__(False, name or type(self).__name__)
+    def __init__(self, learning_rate: Any) -> None:
+        super().__init__(False, type(self).__name__)
         self._lr = learning_rate
-
-    def _slots_of(self, variable: Any) -> Sequence[str]:
-        return self.slots
 
     def _create_slots(self, var_list: Any) -> None:
         for variable in var_list:
-            for slot in self._slots_of(variable):
-                self._zeros_slot(variable, slot, self._name)
-        if self.counts:
-            create_counter(self, var_list)
+            self._make_slots(variable)
+        super()._create_slots(var_list)
+
+    def _make_slots(self, variable: Any) -> None:
+        for slot in self.slots:
+            self._zeros_slot(variable, slot, self._name)
 
     def _prepare(self) -> None:
         self._lr_t = tf.convert_to_tensor(self._lr)
         if self.counts:
-            self._step_t = read_counter(self) + 1.0
+            self._step_t = tf.convert_to_tensor(self._counter()) + 1.0
 
     def _resource_apply_dense(self, grad: Any, var: Any) -> Any:
         return self._decayed(grad, var, self._move)
 
     _apply_dense = _resource_apply_dense
-
-    def _finish(self, update_ops: Any, name_scope: str) -> Any:
-        if self.counts:
-            return finish_counted(self, update_ops, name_scope)
-        return tf.group(*update_ops, name=name_scope)
 
     def _move(self, gradient: Any, variable: Any) -> Any:
         raise NotImplementedError
@@ -319,8 +234,56 @@ class Composed(Decaying, tf.compat.v1.train.Optimizer):  # type: ignore[misc]
         return v1.assign(held, decay * held + (1.0 - decay) * value)
 
 
+class Adagrad(Composed):
+    """Adagrad; its slot is that of tf.compat.v1.train.AdagradOptimizer."""
+
+    takes_sparse = True
+
+    def __init__(
+        self,
+        learning_rate: Any,
+        *,
+        lr_decay: float = 0.0,
+        initial_accumulator_value: float = 0.0,
+        eps: float = 1e-6,
+        maximize: bool = False,
+    ) -> None:
+        super().__init__(learning_rate)
+        self.lr_decay, self.eps, self.maximize, self.counts = lr_decay, eps, maximize, bool(lr_decay)
+        self.initial_accumulator_value = initial_accumulator_value
+
+    def _make_slots(self, variable: Any) -> None:
+        start, dtype = tf.constant_initializer(self.initial_accumulator_value), variable.dtype.base_dtype
+        self._get_or_make_slot_with_initializer(
+            variable, start, variable.shape, dtype, "accumulator", self._name
+        )
+
+    def _prepare(self) -> None:
+        super()._prepare()
+        if self.lr_decay:
+            self._lr_t = self._lr_t / (1.0 + self.lr_decay * (self._step_t - 1.0))
+
+    def _move(self, gradient: Any, variable: Any) -> Any:
+        total = v1.assign_add(self.get_slot(variable, "accumulator"), tf.square(gradient))
+        return v1.assign_sub(variable, self._step_of(gradient, total))
+
+    def _step_of(self, gradient: Any, total: Any) -> Any:
+        return tf.cast(self._lr_t, total.dtype) * gradient / (tf.sqrt(total) + self.eps)
+
+    def _resource_apply_sparse(self, grad: Any, handle: Any, indices: Any) -> Any:
+        slot = self.get_slot(handle, "accumulator")
+        with tf.control_dependencies([v1.scatter_add(slot, indices, tf.square(grad))]):
+            total = tf.gather(slot, indices)
+        return v1.scatter_sub(handle, indices, self._step_of(grad, total)).op
+
+    def _apply_sparse(self, grad: Any, var: Any) -> Any:
+        return self._resource_apply_sparse(grad.values, var, grad.indices)
+
+
 class RMSprop(Composed):
     """RMSprop as in PyTorch: means start at 0, eps is added outside the root, the rate does not enter the momentum."""
+
+    slot_names = ("square", "momentum", "mean")
 
     def __init__(
         self,
@@ -333,17 +296,26 @@ class RMSprop(Composed):
     ) -> None:
         super().__init__(learning_rate)
         self.alpha, self.eps, self.momentum, self.centered = alpha, eps, momentum, centered
-        self.slots = ("square", *(["momentum"] if momentum else []), *(["mean"] if centered else []))
+        used = zip(self.slot_names, (True, momentum > 0, centered), strict=True)
+        self.slots = tuple(name for name, is_used in used if is_used)
 
     def _move(self, gradient: Any, variable: Any) -> Any:
-        spread = self._mean(variable, "square", tf.square(gradient), self.alpha)
-        if self.centered:
-            spread = spread - tf.square(self._mean(variable, "mean", gradient, self.alpha))
-        direction = gradient / (tf.sqrt(spread) + self.eps)
-        if self.momentum:
-            held = self.get_slot(variable, "momentum")
-            direction = v1.assign(held, self.momentum * held + direction)
+        direction = gradient / (tf.sqrt(self._spread(gradient, variable)) + self.eps)
+        direction = self._with_momentum(direction, variable)
         return v1.assign_sub(variable, tf.cast(self._lr_t, direction.dtype) * direction)
+
+    def _spread(self, gradient: Any, variable: Any) -> Any:
+        square, _, mean = self.slot_names
+        spread = self._mean(variable, square, tf.square(gradient), self.alpha)
+        if self.centered:
+            spread = spread - tf.square(self._mean(variable, mean, gradient, self.alpha))
+        return spread
+
+    def _with_momentum(self, step: Any, variable: Any) -> Any:
+        if not self.momentum:
+            return step
+        held = self.get_slot(variable, "momentum")
+        return v1.assign(held, self.momentum * held + step)
 
 
 class Lamb(Composed):
@@ -435,18 +407,15 @@ class Adafactor(Composed):
         self.decay_rate, self.beta1, self.scale_parameter = decay_rate, beta1, scale_parameter
         self.relative_step, self.warmup_init = relative_step, warmup_init
 
-    def _create_slots(self, var_list: Any) -> None:
-        zeros = tf.zeros_initializer()
-        for variable in var_list:
-            shape, dtype = variable.shape, variable.dtype.base_dtype
-            shapes = {"square": shape}
-            if shape.rank >= 2:
-                shapes = {"row": shape[:-1], "column": shape[:-2].concatenate(shape[-1:])}
-            for slot, of_slot in shapes.items():
-                self._get_or_make_slot_with_initializer(variable, zeros, of_slot, dtype, slot, self._name)
-            if self.beta1 is not None:
-                self._zeros_slot(variable, "m", self._name)
-        create_counter(self, var_list)
+    def _make_slots(self, variable: Any) -> None:
+        zeros, shape, dtype = tf.zeros_initializer(), variable.shape, variable.dtype.base_dtype
+        shapes = {"square": shape}
+        if shape.rank >= 2:
+            shapes = {"row": shape[:-1], "column": shape[:-2].concatenate(shape[-1:])}
+        for slot, of_slot in shapes.items():
+            self._get_or_make_slot_with_initializer(variable, zeros, of_slot, dtype, slot, self._name)
+        if self.beta1 is not None:
+            self._zeros_slot(variable, "m", self._name)
 
     def _prepare(self) -> None:
         super()._prepare()

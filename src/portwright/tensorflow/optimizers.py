@@ -33,7 +33,6 @@ from portwright.tensorflow.gradients import (
     with_values,
     without_duplicates,
 )
-from portwright.tensorflow.optimizer_names import OF_SGD, with_known_names
 from portwright.tensorflow.optimizer_rules import (
     SGD,
     Adafactor,
@@ -51,6 +50,17 @@ v1 = tf.compat.v1
 
 LEARNING_RATE = "portwright_learning_rate"  # a graph collection: the learning rate of each train op, for logs
 SUPPORTED = ("Adafactor", "Adagrad", "Adam", "AdamW", "Lamb", "Lion", "RMSprop", "SGD")
+
+# Names that TensorFlow code uses for settings of SGD.
+_OF_SGD: dict[str, dict[str, Any]] = {
+    "momentum": {"momentum": 0.9},
+    "nesterov": {"momentum": 0.9, "use_nesterov": True},
+}
+_SPELLINGS = {  # the TensorFlow model zoo's keys
+    "rmsprop_decay": "alpha",
+    "rmsprop_momentum": "momentum",
+    "use_bias_correction": "correct_bias",
+}
 
 
 def read_optimizer(params: Mapping[str, Any] | OptimizerParams) -> OptimizerParams:
@@ -70,7 +80,7 @@ def read_optimizer(params: Mapping[str, Any] | OptimizerParams) -> OptimizerPara
     name = kind.strip().lower() if isinstance(kind, str) else ""
     schemas = {known.lower(): OPTIMIZERS[known] for known in SUPPORTED}
     if name not in schemas:
-        valid = {known.lower(): known for known in (*SUPPORTED, *OF_SGD)}
+        valid = {known.lower(): known for known in (*SUPPORTED, *_OF_SGD)}
         near = difflib.get_close_matches(name, valid, n=1, cutoff=0.5)
         raise UserError(
             f"optimizer.optimizer_type is {kind!r}, which TensorFlow runs do not have.",
@@ -80,6 +90,23 @@ def read_optimizer(params: Mapping[str, Any] | OptimizerParams) -> OptimizerPara
     raise_problems(problems)
     assert spec is not None
     return spec
+
+
+def with_known_names(section: Mapping[str, Any]) -> dict[str, Any]:
+    """The section with the names that both frameworks share; unknown names stay, and the check of the section refuses them."""
+    values = dict(section)
+    kind = values.get("optimizer_type", job.DEFAULT_OPTIMIZER)
+    name = kind.strip().lower() if isinstance(kind, str) else ""
+    if name in _OF_SGD:
+        values = {**_OF_SGD[name], **values, "optimizer_type": "SGD"}
+        name = "sgd"
+    schema = next((schema for known, schema in OPTIMIZERS.items() if known.lower() == name), None)
+    for spelling, key in _SPELLINGS.items():
+        if schema is not None and spelling in values and key in schema.model_fields:
+            values.setdefault(key, values.pop(spelling))
+    if values.get("loss_scaling_factor") == "tf_dynamic":
+        values["loss_scaling_factor"] = "dynamic"
+    return values
 
 
 def make_optimizer(
@@ -280,5 +307,5 @@ def _make_rule(spec: OptimizerParams, learning_rate: Any) -> Any:
             suggest(spec.optimizer_type, SUPPORTED),
         )
     rule = SGD if isinstance(spec, job.SGDParams) and spec.momentum == 0 else _RULES[type(spec)]
-    names = inspect.signature(rule).parameters.keys() - {"learning_rate", "name"}
+    names = inspect.signature(rule).parameters.keys() - {"learning_rate"}
     return rule(learning_rate, **{name: getattr(spec, name) for name in names})

@@ -74,13 +74,19 @@ def read_point(
 def prune_points(model_dir: str, steps: set[int]) -> None:
     """Removes the points of checkpoints that are gone."""
     folder = Path(model_dir) / _FOLDER
-    if not folder.is_dir():
-        return
-    clean_leftovers(folder)
-    for path in folder.iterdir():
-        name = _NAME.fullmatch(path.name)
-        if name is not None and int(name[1]) not in steps:
-            remove_directory(path)
+    if folder.is_dir():
+        clean_leftovers(folder)
+    for step in saved_points(model_dir) - steps:
+        remove_directory(_folder(model_dir, step))
+
+
+def saved_points(model_dir: str) -> set[int]:
+    """The steps that have a point."""
+    try:
+        names = [_NAME.fullmatch(path.name) for path in (Path(model_dir) / _FOLDER).iterdir()]
+    except OSError:
+        return set()
+    return {int(name[1]) for name in names if name is not None}
 
 
 def can_keep_points(model_dir: str) -> bool:

@@ -213,13 +213,13 @@ def _check(config: RunConfig) -> None:
         lambda value: isinstance(value, tf.compat.v1.ConfigProto),
         "a tf.compat.v1.ConfigProto",
     )
-    require("device_fn", _takes_op, "a function of one argument, op")
+    require(
+        "device_fn",
+        lambda value: callable(value) and argument_names(value) == ("op",),
+        "a function of one argument, op",
+    )
     require("protocol", lambda value: value in ("grpc", "grpc+verbs"), "grpc or grpc+verbs")
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) or hasattr(value, "__float__")
-
-
-def _takes_op(function: Any) -> bool:
-    return callable(function) and argument_names(function) == ("op",)

@@ -8,7 +8,7 @@ from typing import Any
 
 from portwright.errors import UserError
 from portwright.job.params import Params
-from portwright.tensorflow.optimizer_names import with_known_names
+from portwright.tensorflow.optimizers import with_known_names
 
 _OF_TORCH = {  # key: what to do instead
     "precision": "Set model.mixed_precision, or whatever model.py reads.",

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from portwright.errors import UserError
 from portwright.job import schedule_specs as kinds
 from portwright.job.schedules import ScheduleSpec, read_specs
 
@@ -33,12 +32,7 @@ def make_learning_rate(
         global_step = tf.compat.v1.train.get_or_create_global_step()
     with tf.name_scope("learning_rate"):
         step = tf.cast(tf.convert_to_tensor(global_step), tf.float64)
-        rate = (
-            _rate_of(specs[-1], step)
-            if len(specs) == 1
-            else _sequence(specs, step, not disable_lr_steps_reset)
-        )
-        return tf.cast(rate, tf.float32)
+        return tf.cast(_sequence(specs, step, not disable_lr_steps_reset), tf.float32)
 
 
 def _sequence(specs: list[ScheduleSpec], step: Any, restart: bool) -> Any:
@@ -46,19 +40,9 @@ def _sequence(specs: list[ScheduleSpec], step: Any, restart: bool) -> Any:
     rate = None
     for spec, start in zip(specs, starts, strict=True):
         # The graph computes schedules that have not begun too; they must not be given a negative step.
-        own = _rate_of(spec, tf.maximum(step - start, 0.0) if restart else step)
+        own = _RATES[type(spec)](spec, tf.maximum(step - start, 0.0) if restart and start else step)
         rate = own if rate is None else tf.where(step >= start, own, rate)
     return rate
-
-
-def _rate_of(spec: ScheduleSpec, step: Any) -> Any:
-    try:
-        rate = _RATES[type(spec)]
-    except KeyError:
-        raise UserError(
-            f"The schedule {type(spec).__name__} is not known to TensorFlow.", "Take another one."
-        ) from None
-    return rate(spec, step)
 
 
 def _f64(value: float) -> Any:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import tensorflow as tf
+from typing_extensions import Self
 
 from portwright.tensorflow.arguments import BadType, BadValue
 from portwright.tensorflow.mode_keys import ModeKeys
@@ -42,17 +43,22 @@ def host_call_to_eval_metric_ops(host_call: HostCall | None) -> dict[str, tuple[
     checked = validate_host_call(host_call)
     if not checked:
         return {}
-    made = dict(checked) if isinstance(checked, Mapping) else _call(checked[0], checked[1])
+    made = dict(checked) if isinstance(checked, Mapping) else call_pair(checked[0], checked[1])
     if isinstance(made, (list, tuple)):
         made = {f"elem_{index}": metric for index, metric in enumerate(made)}
     if not isinstance(made, Mapping):
         raise BadType(
             f"The function of host_call returned {made!r}.", "Return a dict of (value, update) pairs by name."
         )
-    return {name: _as_pair(metric) for name, metric in made.items() if _is_metric(metric)}
+    return {
+        name: metric if isinstance(metric, tf.keras.metrics.Metric) else tuple(metric)
+        for name, metric in made.items()
+        if _is_metric(metric)
+    }
 
 
-def _call(function: Callable[..., Any], tensors: Sequence[Any] | Mapping[str, Any]) -> Any:
+def call_pair(function: Callable[..., Any], tensors: Sequence[Any] | Mapping[str, Any]) -> Any:
+    """Calls a function with tensors that were given in order, or by name."""
     return function(**tensors) if isinstance(tensors, Mapping) else function(*tensors)
 
 
@@ -61,13 +67,6 @@ def _is_metric(metric: Any) -> bool:
         return True
     return isinstance(metric, (list, tuple)) and len(metric) == 2 and tf.is_tensor(metric[0])
 
-
-def _as_pair(metric: Any) -> Any:
-    return metric if isinstance(metric, tf.keras.metrics.Metric) else tuple(metric)
-
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 _Fields = namedtuple(
     "_Fields",

@@ -6,7 +6,6 @@ result is the same; it only takes longer.
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,10 +13,15 @@ from pathlib import Path
 from portwright.errors import PortwrightError
 from portwright.job.atomic import remove_directory
 from portwright.tensorflow.input_state import Saved
-from portwright.tensorflow.resume_point import ResumePoint, prune_points, read_point, write_point
+from portwright.tensorflow.resume_point import (
+    ResumePoint,
+    prune_points,
+    read_point,
+    saved_points,
+    write_point,
+)
 
 _FOLDER = "lanes"
-_STEP = re.compile(r"step-(\d+)")
 _SECONDS = 20.0  # between two marks; a mark that fits a checkpoint may come sooner
 _LEAST_SECONDS = 5.0
 _PAUSE_FACTOR = 20  # the pause after a mark is at least this many times as long as writing it took
@@ -60,7 +64,7 @@ class LaneMarks:
 
     def find(self, index: int) -> tuple[int, list[bytes]] | None:
         """The newest mark at or before a batch: its index, and the states of the iterators there."""
-        for step in sorted((step for step in self._steps() if step <= index), reverse=True):
+        for step in sorted((step for step in saved_points(str(self._folder)) if step <= index), reverse=True):
             found = read_point(str(self._folder), step, lambda note: None)
             if found is not None and found[0].input_digest == self._digest and found[1]:
                 return found[0].state_runs, found[1]
@@ -86,13 +90,6 @@ class LaneMarks:
         self._next_time = now + max(_LEAST_SECONDS, _PAUSE_FACTOR * (now - start))
 
     def _worth_keeping(self) -> set[int]:
-        steps = sorted(self._steps())
+        steps = sorted(saved_points(str(self._folder)))
         aligned = [step for step in steps if step % self._every == 0]
         return {*steps[-_NUM_KEPT:], *aligned[-_NUM_KEPT_ALIGNED:]}
-
-    def _steps(self) -> list[int]:
-        try:
-            names = [path.name for path in (self._folder / "resume").iterdir()]
-        except OSError:
-            return []
-        return [int(found[1]) for name in names if (found := _STEP.fullmatch(name))]

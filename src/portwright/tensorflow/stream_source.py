@@ -6,12 +6,17 @@ import json
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
+from portwright.tensorflow.input_feed import Feed, InitializeIterator, feed_of
 from portwright.tensorflow.input_state import InputState, Saved
-from portwright.tensorflow.stream_lanes import LaneBatch
+from portwright.tensorflow.stream_batches import receive
+from portwright.tensorflow.stream_lanes import LaneBatch, call_for_lane, take_fingerprint
+
+if TYPE_CHECKING:
+    from portwright.tensorflow.estimator import Estimator
 
 Batch = tuple[Sequence[Any], int]
 # Reads the requested batches in their order, and yields the tensors of each, or None if its lane ends before it.
@@ -172,3 +177,30 @@ class SourceState(InputState):
         if position != self._source.position:
             self._source.seek(position)
         return num_batches
+
+
+class InitializeStream(InitializeIterator):
+    """Initialises an iterator over a source's batches, instead of over the dataset that it was made for.
+
+    The dataset is replaced in the finished graph. The input function is called nevertheless, because the seed of an op
+    depends on the number of ops before it, and seeds must be those of a training that reads its data itself.
+    """
+
+    def __init__(self, iterator: Any, dataset: Any, source: Source) -> None:
+        super().__init__(iterator)
+        self._dataset, self._source = dataset, source
+
+    def begin(self) -> None:
+        super().begin()
+        with tf.device(self._dataset._variant_tensor.device):
+            received = receive(self._source.batches, self._dataset.element_spec)
+        self._initializer._update_input(0, received._variant_tensor)
+
+
+def make_streamed_feed(estimator: Estimator, input_fn: Any, source: Source) -> Feed:
+    """A feed of the batches of `source`, in the form of the input function's batches."""
+    dataset = call_for_lane(estimator, input_fn, 0, source.num_lanes)
+    source.fingerprint = take_fingerprint(dataset, input_fn)
+    iterator = tf.compat.v1.data.make_initializable_iterator(dataset)
+    hook = InitializeStream(iterator, dataset, source)
+    return feed_of(iterator.get_next(), (hook,))

@@ -19,7 +19,7 @@ from portwright.tensorflow import run_config
 from portwright.tensorflow.arguments import BadType, BadValue, argument_names
 from portwright.tensorflow.estimator import Estimator
 from portwright.tensorflow.mode_keys import ModeKeys
-from portwright.tensorflow.spec import EstimatorSpec, check_hooks
+from portwright.tensorflow.spec import EstimatorSpec, call_pair, check_hooks
 
 v1 = tf.compat.v1
 
@@ -187,8 +187,8 @@ class TPUEstimatorSpec(_Spec):
 
     def as_estimator_spec(self) -> EstimatorSpec:
         """The EstimatorSpec for a CPU: the metrics' and host call's functions are called here; the host call's ops run in every step."""
-        metrics = None if self.eval_metrics is None else _call(self.eval_metrics)
-        hooks = () if self.host_call is None else (_HostCallHook(_call(self.host_call)),)
+        metrics = None if self.eval_metrics is None else call_pair(*self.eval_metrics)
+        hooks = () if self.host_call is None else (_HostCallHook(call_pair(*self.host_call)),)
         return EstimatorSpec(
             self.mode,
             self.predictions,
@@ -362,11 +362,6 @@ def _as_estimator_specs(model_fn: Callable[..., Any]) -> Callable[..., Any]:
         return spec.as_estimator_spec() if isinstance(spec, TPUEstimatorSpec) else spec
 
     return wrapped
-
-
-def _call(pair: Any) -> Any:
-    function, tensors = pair
-    return function(**tensors) if isinstance(tensors, Mapping) else function(*tensors)
 
 
 def _check_call(what: str, given: Any) -> None:

@@ -87,16 +87,6 @@ class EvalSpec(_EvalSpec):
         )
 
 
-class ContinuousEvalListener:
-    """Its methods are called before and after each evaluation; a method that returns False ends the run."""
-
-    def before_eval(self) -> bool:
-        return True
-
-    def after_eval(self, metrics: Metrics | None) -> bool:
-        return True
-
-
 class Evaluator:
     """Evaluates the newest checkpoint once, and calls the exporters."""
 
@@ -134,35 +124,28 @@ class Evaluator:
 
 
 class _EvaluateAfterSave(tf.compat.v1.train.CheckpointSaverListener):  # type: ignore[misc]
-    def __init__(
-        self, evaluator: Evaluator, throttle_secs: float, first_step: int, listener: ContinuousEvalListener
-    ) -> None:
+    def __init__(self, evaluator: Evaluator, throttle_secs: float, first_step: int) -> None:
         self._evaluator = evaluator
         self._throttle_secs = throttle_secs
         self._first_step = first_step
-        self._listener = listener
 
     def begin(self) -> None:
         self._timer = v1.train.SecondOrStepTimer(every_secs=self._throttle_secs)
 
-    def after_save(self, session: Any, global_step_value: int) -> bool | None:
+    def after_save(self, session: Any, global_step_value: int) -> None:
         if global_step_value == self._first_step:  # nothing was trained yet
-            return None
-        if not self._listener.before_eval():
-            return True
-        if not self._timer.should_trigger_for_step(global_step_value):
+            return
+        if self._timer.should_trigger_for_step(global_step_value):
+            self._evaluate(global_step_value)
+        else:
             v1.logging.info(
                 "Step %d is not evaluated: throttle_secs is %s", global_step_value, self._throttle_secs
             )
-            return None
-        self._evaluate(global_step_value)
-        return None if self._listener.after_eval(self._evaluator.metrics) else True
 
     def end(self, session: Any, global_step_value: int) -> None:
         # The last checkpoint is evaluated whatever the throttle says.
-        if global_step_value != self._timer.last_triggered_step() and self._listener.before_eval():
+        if global_step_value != self._timer.last_triggered_step():
             self._evaluate(global_step_value)
-            self._listener.after_eval(self._evaluator.metrics)
 
     def _evaluate(self, step: int) -> None:
         self._timer.update_last_triggered_step(step)
@@ -202,17 +185,13 @@ def train_and_evaluate(
 
 
 def train_and_evaluate_locally(
-    estimator: Estimator,
-    train_spec: TrainSpec,
-    eval_spec: EvalSpec,
-    listener: ContinuousEvalListener | None = None,
+    estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec
 ) -> tuple[Metrics | None, list[Any] | None]:
     """Trains in this process and evaluates between its steps."""
     evaluator = Evaluator(estimator, eval_spec, train_spec.max_steps)
-    first_step = _saved_step(estimator)
-    evaluate = _EvaluateAfterSave(
-        evaluator, eval_spec.throttle_secs, first_step, listener or ContinuousEvalListener()
-    )
+    latest = estimator.latest_checkpoint()
+    first_step = int(tf.train.load_variable(latest, v1.GraphKeys.GLOBAL_STEP)) if latest else 0
+    evaluate = _EvaluateAfterSave(evaluator, eval_spec.throttle_secs, first_step)
     estimator.train(
         train_spec.input_fn,
         hooks=list(train_spec.hooks),
@@ -222,27 +201,19 @@ def train_and_evaluate_locally(
     return evaluator.metrics, evaluator.exports
 
 
-def evaluate_continuously(
-    estimator: Estimator,
-    train_spec: TrainSpec,
-    eval_spec: EvalSpec,
-    listener: ContinuousEvalListener | None = None,
-) -> None:
+def evaluate_continuously(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> None:
     """Evaluates each new checkpoint that another process writes, until one of them is at max_steps."""
     if estimator.config.task_id:
         raise BadValue(
             f"This is evaluator {estimator.config.task_id} of its cluster.",
             "Run one evaluator, with index 0.",
         )
-    listener = listener or ContinuousEvalListener()
     evaluator = Evaluator(estimator, eval_spec, train_spec.max_steps)
     time.sleep(eval_spec.start_delay_secs)
-    while listener.before_eval():
+    while True:
         started = time.monotonic()
         is_new = evaluator.evaluate_newest()
         metrics = evaluator.metrics if is_new else None
-        if not listener.after_eval(metrics):
-            return
         if metrics and train_spec.max_steps and metrics[v1.GraphKeys.GLOBAL_STEP] >= train_spec.max_steps:
             return
         # At least one second between two looks for a checkpoint, so that waiting takes no CPU time.
@@ -260,22 +231,13 @@ def _train(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> 
     )
 
 
-def _train_and_evaluate_as_master(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> None:
-    train_and_evaluate_locally(estimator, train_spec, eval_spec)
-
-
 # Task type in TF_CONFIG: what its processes do. Only a master evaluates between steps, while the workers wait.
-ROLES: dict[str, Callable[[Any, TrainSpec, EvalSpec], None]] = {
+ROLES: dict[str, Callable[[Any, TrainSpec, EvalSpec], Any]] = {
     "chief": _train,
     "worker": _train,
-    "master": _train_and_evaluate_as_master,
+    "master": train_and_evaluate_locally,
     "evaluator": evaluate_continuously,
 }
-
-
-def _saved_step(estimator: Estimator) -> int:
-    latest = estimator.latest_checkpoint()
-    return int(tf.train.load_variable(latest, v1.GraphKeys.GLOBAL_STEP)) if latest else 0
 
 
 def _check_input_fn(input_fn: Any) -> None:

@@ -28,7 +28,7 @@ from portwright.tensorflow.position import CountSteps, KeepPosition, Position, S
 from portwright.tensorflow.processes import Processes, find_processes
 from portwright.tensorflow.resume_point import ResumePoint, can_keep_points, prune_points, read_point
 from portwright.tensorflow.start_together import Agreement, Beginning, StartTogether, as_the_chief
-from portwright.tensorflow.stream_feed import make_streamed_feed
+from portwright.tensorflow.stream_source import make_streamed_feed
 from portwright.tensorflow.train_hooks import (
     CountRate,
     LogLoss,

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import linecache
 import sys
-import sysconfig
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 
 import torch
 
-import portwright
-from portwright.watching.place import Place
+from portwright.watching.place import HIDDEN, LIBRARY, USER, Owners, Place
 
-_USER, _LIBRARY, _HIDDEN = 2, 1, 0
+_TORCH = f"{Path(torch.__file__).parent}/"
 
-_TORCH = str(Path(torch.__file__).parent) + "/"
-_OURS = str(Path(portwright.__file__).parent) + "/"
-_OUR_MODELS = (_OURS + "models/", _OURS + "networks/")
-_OUR_BLOCKS = (_OURS + "layers/", _OURS + "losses/")
-_STANDARD = tuple(
-    {str(Path(sysconfig.get_path(name)).resolve()) + "/" for name in ("stdlib", "platstdlib")}
-    | {sysconfig.get_path(name) + "/" for name in ("stdlib", "platstdlib")}
-)
-_INSTALLED = ("/site-packages/", "/dist-packages/")
+
+def _is_torchs(file: str) -> bool:
+    return file.startswith((_TORCH, "<frozen", "<eval_with_key", "<__array_function__"))
 
 
 class PlaceFinder:
@@ -34,8 +26,7 @@ class PlaceFinder:
     """
 
     def __init__(self, root: Path | None = None) -> None:
-        # Both, because Python knows a file by the path through which it was imported.
-        self._roots = () if root is None else (f"{root.resolve()}/", f"{root.absolute()}/")
+        self._kind = Owners(root, _is_torchs, ("models/", "networks/"), ("layers/", "losses/")).of
         self._kinds: dict[CodeType, int] = {}
         self._places: dict[tuple[CodeType, int], Place] = {}
 
@@ -49,9 +40,9 @@ class PlaceFinder:
             kind = kinds.get(code)
             if kind is None:
                 kind = kinds[code] = self._kind(code.co_filename)
-            if kind == _USER:
+            if kind == USER:
                 return self._place(code, frame.f_lineno), True
-            if kind == _LIBRARY and fallback is None:
+            if kind == LIBRARY and fallback is None:
                 fallback = frame
             frame = frame.f_back
         if fallback is None:
@@ -66,7 +57,7 @@ class PlaceFinder:
         while trace is not None:
             code = trace.tb_frame.f_code
             kind = self._kind(code.co_filename)
-            if inside and kind != _HIDDEN and (best is None or kind >= best[0]):
+            if inside and kind != HIDDEN and (best is None or kind >= best[0]):
                 best = kind, self._place(code, trace.tb_lineno)
             inside = inside or code in boundaries
             trace = trace.tb_next
@@ -80,19 +71,3 @@ class PlaceFinder:
             text = linecache.getline(code.co_filename, line).strip()
             place = self._places[key] = Place(code.co_filename, line, name, text)
         return place
-
-    def _kind(self, file: str) -> int:
-        if file.startswith(_TORCH) or file.startswith(("<frozen", "<eval_with_key", "<__array_function__")):
-            return _HIDDEN
-        for root in self._roots:
-            if file.startswith(root) and not any(part in file[len(root) - 1 :] for part in _INSTALLED):
-                return _USER
-        if any(part in file for part in _INSTALLED) and not file.startswith(_OURS):
-            return _LIBRARY
-        if file.startswith(_OUR_MODELS):
-            return _USER
-        if file.startswith(_OURS):
-            return _LIBRARY if file.startswith(_OUR_BLOCKS) else _HIDDEN
-        if file.startswith(_STANDARD):
-            return _HIDDEN
-        return _USER

@@ -7,24 +7,24 @@ from typing import Any
 
 import tensorflow as tf
 
+from portwright.tensorflow.arguments import BadValue
+from portwright.tensorflow.canned import model_fns
 from portwright.tensorflow.canned.head import Head
-from portwright.tensorflow.canned.model_fns import (
-    baseline_model_fn,
-    class_head,
-    combined_model_fn,
-    dnn_model_fn,
-    linear_model_fn,
-    make_combined_parts,
-)
 from portwright.tensorflow.canned.networks import Dnn, Linear, check_columns
-from portwright.tensorflow.canned.regression_head import RegressionHead
 from portwright.tensorflow.estimator import Estimator
 
 _MEAN = "sum_over_batch_size"
 Activation = Callable[[Any], Any]
 
 
-class DNNEstimator(Estimator):
+class ReadyMade(Estimator):
+    """The base class of ready-made Estimators."""
+
+    _model_fns: Any = model_fns  # what makes heads and model functions: another module for TensorFlow 1
+    _partitioner: tuple[Any, ...] = ()  # the last argument of TensorFlow 1's model functions
+
+
+class DNNEstimator(ReadyMade):
     """Fully connected layers under a head of your choice."""
 
     def __init__(
@@ -41,9 +41,8 @@ class DNNEstimator(Estimator):
         batch_norm: bool = False,
     ) -> None:
         dnn = Dnn(hidden_units, check_columns(feature_columns), activation_fn, dropout, batch_norm)
-        super().__init__(
-            dnn_model_fn(head, dnn, optimizer), model_dir, config, warm_start_from=warm_start_from
-        )
+        model_fn = self._model_fns.dnn_model_fn(head, dnn, optimizer, *self._partitioner)
+        super().__init__(model_fn, model_dir, config, warm_start_from=warm_start_from)
 
 
 class DNNClassifier(DNNEstimator):
@@ -65,7 +64,7 @@ class DNNClassifier(DNNEstimator):
         loss_reduction: str = _MEAN,
         batch_norm: bool = False,
     ) -> None:
-        head = class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
+        head = self._model_fns.class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
         super().__init__(
             head,
             hidden_units,
@@ -99,7 +98,7 @@ class DNNRegressor(DNNEstimator):
         batch_norm: bool = False,
     ) -> None:
         super().__init__(
-            RegressionHead(label_dimension, weight_column, loss_reduction),
+            self._model_fns.regression_head(label_dimension, weight_column, loss_reduction),
             hidden_units,
             feature_columns,
             model_dir,
@@ -112,7 +111,7 @@ class DNNRegressor(DNNEstimator):
         )
 
 
-class LinearEstimator(Estimator):
+class LinearEstimator(ReadyMade):
     """A linear model under a head of your choice."""
 
     def __init__(
@@ -126,9 +125,8 @@ class LinearEstimator(Estimator):
         warm_start_from: Any = None,
     ) -> None:
         linear = Linear(check_columns(feature_columns), sparse_combiner)
-        super().__init__(
-            linear_model_fn(head, linear, optimizer), model_dir, config, warm_start_from=warm_start_from
-        )
+        model_fn = self._model_fns.linear_model_fn(head, linear, optimizer, *self._partitioner)
+        super().__init__(model_fn, model_dir, config, warm_start_from=warm_start_from)
 
 
 class LinearClassifier(LinearEstimator):
@@ -147,7 +145,7 @@ class LinearClassifier(LinearEstimator):
         loss_reduction: str = _MEAN,
         sparse_combiner: str = "sum",
     ) -> None:
-        head = class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
+        head = self._model_fns.class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
         super().__init__(
             head, feature_columns, model_dir, optimizer, config, sparse_combiner, warm_start_from
         )
@@ -168,16 +166,45 @@ class LinearRegressor(LinearEstimator):
         loss_reduction: str = _MEAN,
         sparse_combiner: str = "sum",
     ) -> None:
-        head = RegressionHead(label_dimension, weight_column, loss_reduction)
+        head = self._model_fns.regression_head(label_dimension, weight_column, loss_reduction)
         super().__init__(
             head, feature_columns, model_dir, optimizer, config, sparse_combiner, warm_start_from
         )
 
 
-class _Combined(Estimator):
-    def __init__(self, head: Head, parts: Any, optimizers: tuple[Any, Any], **options: Any) -> None:
-        linear, dnn = parts
-        super().__init__(combined_model_fn(head, linear, optimizers[0], dnn, optimizers[1]), **options)
+class _Combined(ReadyMade):
+    def __init__(
+        self,
+        head: Head,
+        model_dir: Any,
+        linear_columns: Any,
+        linear_optimizer: Any,
+        dnn_columns: Any,
+        dnn_optimizer: Any,
+        hidden_units: Any,
+        activation_fn: Activation,
+        dropout: float | None,
+        config: Any,
+        batch_norm: bool,
+        sparse_combiner: str,
+        warm_start_from: Any = None,
+    ) -> None:
+        """Each part is made if columns are given for it."""
+        check_columns(
+            [*(linear_columns or ()), *(dnn_columns or ())], "linear_feature_columns and dnn_feature_columns"
+        )
+        if dnn_columns and not hidden_units:
+            raise BadValue(
+                f"dnn_hidden_units is {hidden_units!r}.", "With dnn_feature_columns give the layers' widths."
+            )
+        linear = Linear(list(linear_columns), sparse_combiner) if linear_columns else None
+        dnn = None
+        if dnn_columns:
+            dnn = Dnn(hidden_units, list(dnn_columns), activation_fn, dropout, batch_norm)
+        model_fn = self._model_fns.combined_model_fn(
+            head, linear, linear_optimizer, dnn, dnn_optimizer, *self._partitioner
+        )
+        super().__init__(model_fn, model_dir, config, warm_start_from=warm_start_from)
 
 
 class DNNLinearCombinedEstimator(_Combined):
@@ -198,16 +225,20 @@ class DNNLinearCombinedEstimator(_Combined):
         batch_norm: bool = False,
         linear_sparse_combiner: str = "sum",
     ) -> None:
-        parts = make_combined_parts(
+        super().__init__(
+            head,
+            model_dir,
             linear_feature_columns,
-            linear_sparse_combiner,
+            linear_optimizer,
             dnn_feature_columns,
+            dnn_optimizer,
             dnn_hidden_units,
             dnn_activation_fn,
             dnn_dropout,
+            config,
             batch_norm,
+            linear_sparse_combiner,
         )
-        super().__init__(head, parts, (linear_optimizer, dnn_optimizer), model_dir=model_dir, config=config)
 
 
 class DNNLinearCombinedClassifier(_Combined):
@@ -232,22 +263,20 @@ class DNNLinearCombinedClassifier(_Combined):
         batch_norm: bool = False,
         linear_sparse_combiner: str = "sum",
     ) -> None:
-        parts = make_combined_parts(
+        super().__init__(
+            self._model_fns.class_head(n_classes, weight_column, label_vocabulary, loss_reduction),
+            model_dir,
             linear_feature_columns,
-            linear_sparse_combiner,
+            linear_optimizer,
             dnn_feature_columns,
+            dnn_optimizer,
             dnn_hidden_units,
             dnn_activation_fn,
             dnn_dropout,
+            config,
             batch_norm,
-        )
-        super().__init__(
-            class_head(n_classes, weight_column, label_vocabulary, loss_reduction),
-            parts,
-            (linear_optimizer, dnn_optimizer),
-            model_dir=model_dir,
-            config=config,
-            warm_start_from=warm_start_from,
+            linear_sparse_combiner,
+            warm_start_from,
         )
 
 
@@ -272,35 +301,33 @@ class DNNLinearCombinedRegressor(_Combined):
         batch_norm: bool = False,
         linear_sparse_combiner: str = "sum",
     ) -> None:
-        parts = make_combined_parts(
+        super().__init__(
+            self._model_fns.regression_head(label_dimension, weight_column, loss_reduction),
+            model_dir,
             linear_feature_columns,
-            linear_sparse_combiner,
+            linear_optimizer,
             dnn_feature_columns,
+            dnn_optimizer,
             dnn_hidden_units,
             dnn_activation_fn,
             dnn_dropout,
+            config,
             batch_norm,
-        )
-        super().__init__(
-            RegressionHead(label_dimension, weight_column, loss_reduction),
-            parts,
-            (linear_optimizer, dnn_optimizer),
-            model_dir=model_dir,
-            config=config,
-            warm_start_from=warm_start_from,
+            linear_sparse_combiner,
+            warm_start_from,
         )
 
 
-class BaselineEstimator(Estimator):
+class BaselineEstimator(ReadyMade):
     """A bias alone, under a head of your choice: what a model must beat."""
 
     def __init__(
         self, head: Head, model_dir: Any = None, optimizer: Any = "Ftrl", config: Any = None
     ) -> None:
-        super().__init__(baseline_model_fn(head, optimizer, None), model_dir, config)
+        super().__init__(self._model_fns.baseline_model_fn(head, optimizer, None), model_dir, config)
 
 
-class BaselineClassifier(Estimator):
+class BaselineClassifier(ReadyMade):
     """The frequency of each class."""
 
     def __init__(
@@ -313,11 +340,11 @@ class BaselineClassifier(Estimator):
         config: Any = None,
         loss_reduction: str = _MEAN,
     ) -> None:
-        head = class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
-        super().__init__(baseline_model_fn(head, optimizer, weight_column), model_dir, config)
+        head = self._model_fns.class_head(n_classes, weight_column, label_vocabulary, loss_reduction)
+        super().__init__(self._model_fns.baseline_model_fn(head, optimizer, weight_column), model_dir, config)
 
 
-class BaselineRegressor(Estimator):
+class BaselineRegressor(ReadyMade):
     """The mean of the labels."""
 
     def __init__(
@@ -329,5 +356,5 @@ class BaselineRegressor(Estimator):
         config: Any = None,
         loss_reduction: str = _MEAN,
     ) -> None:
-        head = RegressionHead(label_dimension, weight_column, loss_reduction)
-        super().__init__(baseline_model_fn(head, optimizer, weight_column), model_dir, config)
+        head = self._model_fns.regression_head(label_dimension, weight_column, loss_reduction)
+        super().__init__(self._model_fns.baseline_model_fn(head, optimizer, weight_column), model_dir, config)

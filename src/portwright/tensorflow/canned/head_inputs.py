@@ -60,20 +60,24 @@ def check_range(labels: Any, num_classes: int) -> Any:
         return tf.identity(labels)
 
 
-def read_weights(features: Any, weight_column: Any, logits: Any, per_logit: bool = False) -> Any:
-    """Weights of shape [..., 1], also [..., logits] where `per_logit`; 1.0 without a weight column."""
-    if weight_column is None:
-        return 1.0
+def as_column(weight_column: Any) -> Any:
+    """The column of weights, which may be given by the name of its feature."""
     column = (
-        tf.feature_column.numeric_column(weight_column, shape=(1,))
-        if isinstance(weight_column, str)
-        else weight_column
+        tf.feature_column.numeric_column(weight_column) if isinstance(weight_column, str) else weight_column
     )
     if not hasattr(column, "normalizer_fn"):
         raise BadType(
             f"weight_column is a {type(weight_column).__name__}.",
-            "Give a key of features or a numeric_column.",
+            "Give the name of a feature or a numeric_column.",
         )
+    return column
+
+
+def read_weights(features: Any, weight_column: Any, logits: Any, per_logit: bool = False) -> Any:
+    """Weights of shape [..., 1], also [..., logits] where `per_logit`; 1.0 without a weight column."""
+    if weight_column is None:
+        return 1.0
+    column = as_column(weight_column)
     if not isinstance(features, Mapping) or column.key not in features:
         have = ", ".join(map(str, features)) if isinstance(features, Mapping) else type(features).__name__
         raise BadValue(

@@ -8,21 +8,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from portwright.errors import suggest
 from portwright.tensorflow.arguments import BadType, BadValue
-from portwright.tensorflow.canned.class_heads import BinaryClassHead, MultiClassHead
 from portwright.tensorflow.canned.head import Head
-from portwright.tensorflow.canned.networks import (
-    Dnn,
-    Linear,
-    Logits,
-    check_columns,
-    check_features,
-    summarize_layer,
-)
-from portwright.tensorflow.canned.optimizers import keras_optimizer
+from portwright.tensorflow.canned.heads import BinaryClassHead, MultiClassHead, RegressionHead
+from portwright.tensorflow.canned.networks import Dnn, Linear, Logits, check_features, summarize_layer
 from portwright.tensorflow.mode_keys import ModeKeys
 
 v1 = tf.compat.v1
+legacy = tf.keras.optimizers.legacy
 
 BASELINE_RATE = 0.3
 LINEAR_RATE = 0.2
@@ -30,14 +24,30 @@ DNN_RATE = 0.05
 COMBINED_DNN_RATE = 0.001
 COMBINED_LINEAR_RATE = 0.005
 
+_OPTIMIZERS = {
+    "Adagrad": legacy.Adagrad,
+    "Adam": legacy.Adam,
+    "Ftrl": legacy.Ftrl,
+    "RMSProp": legacy.RMSprop,
+    "SGD": legacy.SGD,
+}
+
 ModelFn = Callable[..., Any]
+regression_head = RegressionHead
 
 
-def class_head(n_classes: int, weight_column: Any, label_vocabulary: Any, loss_reduction: str) -> Head:
+def class_head(
+    n_classes: int,
+    weight_column: Any,
+    label_vocabulary: Any,
+    loss_reduction: str,
+    binary: Callable[..., Head] = BinaryClassHead,
+    multi: Callable[..., Head] = MultiClassHead,
+) -> Head:
     """The head for a number of classes."""
     if n_classes == 2:
-        return BinaryClassHead(weight_column, None, label_vocabulary, loss_reduction)
-    return MultiClassHead(n_classes, weight_column, label_vocabulary, loss_reduction)
+        return binary(weight_column, None, label_vocabulary, loss_reduction)
+    return multi(n_classes, weight_column, label_vocabulary, loss_reduction)
 
 
 def dnn_model_fn(head: Head, dnn: Dnn, optimizer: Any) -> ModelFn:
@@ -130,28 +140,6 @@ def linear_rate(linear: Linear, most: float) -> float:
     return min(most, 1.0 / math.sqrt(len(linear.feature_columns)))
 
 
-def make_combined_parts(
-    linear_columns: Any,
-    combiner: str,
-    dnn_columns: Any,
-    hidden_units: Any,
-    activation_fn: Any,
-    dropout: Any,
-    batch_norm: bool,
-) -> tuple[Linear | None, Dnn | None]:
-    """The linear and the deep part, each if columns are given for it."""
-    check_columns(
-        [*(linear_columns or ()), *(dnn_columns or ())], "linear_feature_columns and dnn_feature_columns"
-    )
-    if dnn_columns and not hidden_units:
-        raise BadValue(
-            f"dnn_hidden_units is {hidden_units!r}.", "With dnn_feature_columns give the layers' widths."
-        )
-    linear = Linear(list(linear_columns), combiner) if linear_columns else None
-    dnn = Dnn(hidden_units, list(dnn_columns), activation_fn, dropout, batch_norm) if dnn_columns else None
-    return linear, dnn
-
-
 def check_head(head: Any) -> None:
     """Refuses an object that is no head."""
     if not isinstance(head, Head):
@@ -164,3 +152,28 @@ def _counting(optimizer: Any) -> Any:
     """Makes the optimizer count the global step, and returns it."""
     optimizer.iterations = v1.train.get_or_create_global_step()
     return optimizer
+
+
+def keras_optimizer(given: Any, learning_rate: float | None = None) -> Any:
+    """One of Keras's legacy optimizers for one graph, given by name, as an instance or as a function.
+
+    `learning_rate` is for one given by name; None is its own default.
+    """
+    if isinstance(given, str):
+        make = find_optimizer(given, _OPTIMIZERS)
+        return make() if learning_rate is None else make(learning_rate=learning_rate)
+    made = given() if callable(given) and not isinstance(given, tf.Module) else given
+    if isinstance(made, legacy.Optimizer):
+        # A copy: an instance that has trained already has its variables in another graph.
+        return made if made._iterations is None else type(made).from_config(made.get_config())
+    cure = "Give one of tf.keras.optimizers.legacy, or a name."
+    if isinstance(made, v1.train.Optimizer):
+        cure = f"{cure} The estimators in portwright.tensorflow.canned.v1 take those of tf.compat.v1.train."
+    raise BadType(f"The optimizer is a {type(made).__name__}.", cure)
+
+
+def find_optimizer(name: str, known: dict[str, Any]) -> Any:
+    """The class of an optimizer by its name."""
+    if name not in known:
+        raise BadValue(f"There is no optimizer '{name}'.", suggest(name, known))
+    return known[name]

@@ -6,7 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from portwright.tensorflow.arguments import BadType, BadValue
+from portwright.tensorflow.arguments import BadValue
+from portwright.tensorflow.canned.head_inputs import as_column
 from portwright.tensorflow.canned.networks import check_columns
 
 
@@ -44,13 +45,7 @@ def _parse_spec(feature_columns: Any, label_key: str, label: Any, weight_column:
     spec[label_key] = label
     if weight_column is None:
         return spec
-    column = (
-        tf.feature_column.numeric_column(weight_column) if isinstance(weight_column, str) else weight_column
-    )
-    if not hasattr(column, "normalizer_fn"):
-        raise BadType(
-            f"weight_column is a {type(weight_column).__name__}.", "Give a name or a numeric_column."
-        )
+    column = as_column(weight_column)
     if column.key in spec:
         raise BadValue(
             f"The weight '{column.key}' is also a feature or the label.", "Give it a name of its own."

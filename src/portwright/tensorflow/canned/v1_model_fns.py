@@ -1,4 +1,4 @@
-"""Model functions of the ready-made models, on TensorFlow 1's layers and optimizers.
+"""Heads and model functions of the ready-made models, on TensorFlow 1's metrics, reductions, layers and optimizers.
 
 The scopes in which variables and steps are made, and their partitioners, are tf.estimator's: slots are named
 after them (`kernel/t_0/Adagrad`), and checkpoints only fit by name.
@@ -6,11 +6,15 @@ after them (`kernel/t_0/Adagrad`), and checkpoints only fit by name.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import tensorflow as tf
 
-from portwright.tensorflow.canned.head import Head
+from portwright.tensorflow.arguments import BadType
+from portwright.tensorflow.canned import heads, model_fns
+from portwright.tensorflow.canned.head import V1_REDUCTIONS, Head, SingleHead, check_reduction, make_train_op
+from portwright.tensorflow.canned.head_inputs import check_logits
 from portwright.tensorflow.canned.model_fns import (
     BASELINE_RATE,
     COMBINED_DNN_RATE,
@@ -20,26 +24,65 @@ from portwright.tensorflow.canned.model_fns import (
     ModelFn,
     baseline_logits,
     check_head,
+    find_optimizer,
     linear_rate,
 )
 from portwright.tensorflow.canned.networks import Dnn, Linear, summarize_layer
-from portwright.tensorflow.canned.optimizers import v1_optimizer
-from portwright.tensorflow.canned.v1_heads import V1BinaryClassHead, V1MultiClassHead
 from portwright.tensorflow.mode_keys import ModeKeys
 
 v1 = tf.compat.v1
 
 _INPUT_SLICE_BYTES = 64 << 20
+_OPTIMIZERS = {
+    "Adagrad": v1.train.AdagradOptimizer,
+    "Adam": v1.train.AdamOptimizer,
+    "Ftrl": v1.train.FtrlOptimizer,
+    "RMSProp": v1.train.RMSPropOptimizer,
+    "SGD": v1.train.GradientDescentOptimizer,
+}
 
 
-def v1_class_head(n_classes: int, weight_column: Any, label_vocabulary: Any, loss_reduction: str) -> Head:
-    """The head for this number of classes."""
-    if n_classes == 2:
-        return V1BinaryClassHead(weight_column, None, label_vocabulary, loss_reduction)
-    return V1MultiClassHead(n_classes, weight_column, label_vocabulary, loss_reduction)
+class _Version1(SingleHead):
+    def _check_reduction(self, reduction: str) -> None:
+        check_reduction(reduction, V1_REDUCTIONS)
+
+    def _metric_ops(
+        self, features: Any, logits: Any, labels: Any, regularization_losses: Any
+    ) -> dict[str, Any]:
+        measures = self._measures()
+        observed = self._observe(features, logits, labels, regularization_losses)
+        return {self._key(key): measures[key].as_ops(key, *values) for key, values in observed.items()}
+
+    def _train_op(self, loss: Any, optimizer: Any, variables: Any, train_op_fn: Any, update_ops: Any) -> Any:
+        collected = v1.get_collection(v1.GraphKeys.UPDATE_OPS)
+        return make_train_op(loss, optimizer, variables, train_op_fn, [*(update_ops or ()), *collected])
+
+    def _more_summaries(self, features: Any, logits: Any, labels: Any) -> dict[str, Any]:
+        if self._loss_reduction != v1.losses.Reduction.SUM:
+            return {}
+        logits = check_logits(logits, self.logits_dimension)
+        unweighted, weights = self._losses(self._targets(labels, logits), logits, features)
+        total_weight = tf.reduce_sum(weights * tf.ones_like(unweighted))
+        return {"average_loss": tf.reduce_sum(unweighted * weights) / total_weight}
 
 
-def v1_dnn_model_fn(head: Head, dnn: Dnn, optimizer: Any, input_partitioner: Any) -> ModelFn:
+class BinaryClassHead(_Version1, heads.BinaryClassHead):
+    """Two classes."""
+
+
+class MultiClassHead(_Version1, heads.MultiClassHead):
+    """Three or more classes."""
+
+
+class RegressionHead(_Version1, heads.RegressionHead):
+    """Numbers."""
+
+
+regression_head = RegressionHead
+class_head = functools.partial(model_fns.class_head, binary=BinaryClassHead, multi=MultiClassHead)
+
+
+def dnn_model_fn(head: Head, dnn: Dnn, optimizer: Any, input_partitioner: Any) -> ModelFn:
     """Fully connected layers."""
     check_head(head)
 
@@ -53,7 +96,7 @@ def v1_dnn_model_fn(head: Head, dnn: Dnn, optimizer: Any, input_partitioner: Any
     return model_fn
 
 
-def v1_linear_model_fn(head: Head, linear: Linear, optimizer: Any, partitioner: Any) -> ModelFn:
+def linear_model_fn(head: Head, linear: Linear, optimizer: Any, partitioner: Any) -> ModelFn:
     """A linear model."""
     check_head(head)
 
@@ -67,7 +110,7 @@ def v1_linear_model_fn(head: Head, linear: Linear, optimizer: Any, partitioner: 
     return model_fn
 
 
-def v1_combined_model_fn(
+def combined_model_fn(
     head: Head,
     linear: Linear | None,
     linear_optimizer: Any,
@@ -106,7 +149,7 @@ def v1_combined_model_fn(
     return model_fn
 
 
-def v1_baseline_model_fn(head: Head, optimizer: Any, weight_column: Any) -> ModelFn:
+def baseline_model_fn(head: Head, optimizer: Any, weight_column: Any) -> ModelFn:
     """A bias alone, whatever the features are."""
     check_head(head)
 
@@ -126,3 +169,13 @@ def v1_baseline_model_fn(head: Head, optimizer: Any, weight_column: Any) -> Mode
 def _partitioner(config: Any, min_slice_bytes: int | None = None) -> Any:
     options = {} if min_slice_bytes is None else {"min_slice_size": min_slice_bytes}
     return v1.min_max_variable_partitioner(max_partitions=config.num_ps_replicas if config else 0, **options)
+
+
+def v1_optimizer(given: Any, learning_rate: float) -> Any:
+    """An optimizer of tf.compat.v1.train, given by name, as an instance or as a function; `learning_rate` is for a name."""
+    if isinstance(given, str):
+        return find_optimizer(given, _OPTIMIZERS)(learning_rate=learning_rate)
+    made = given() if callable(given) else given
+    if isinstance(made, v1.train.Optimizer):
+        return made
+    raise BadType(f"The optimizer is a {type(made).__name__}.", "Give one of tf.compat.v1.train, or a name.")

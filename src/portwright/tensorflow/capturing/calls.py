@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import tensorflow as tf
+from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
+
 from portwright.errors import UserError
 from portwright.graph.graph import Phase, Ref
 from portwright.tensorflow.capturing.phases import find_static, is_host, original
 from portwright.tensorflow.capturing.shapes import Literal, number_of
 from portwright.tensorflow.capturing.tape import Known, Writer, key_of
 
-_CALLS_NAMES = "PartitionedCall StatefulPartitionedCall"
-_CALLS = frozenset(_CALLS_NAMES.split())
-_WHILES_NAMES = "While StatelessWhile"
-_WHILES = frozenset(_WHILES_NAMES.split())
-_BRANCHES_NAMES = "If StatelessIf Case StatelessCase"
-_BRANCHES = frozenset(_BRANCHES_NAMES.split())
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+_WHILES = ("While", "StatelessWhile")
+_BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 _PLUMBING = ("TensorList", "EmptyTensorList", "Optional")
 _COMPARISONS = {"Less": 0, "LessEqual": 1}
 
@@ -77,12 +77,10 @@ def find_body(writer: Writer, op: Any, name: str, args: Sequence[Known]) -> Any:
     writer.tape.graphs.append(body)
     if all(tensor.shape.is_fully_defined() for part in body.get_operations() for tensor in part.outputs):
         return body
-    from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
-
     shapes = []
     for tensor, known in zip(body.inputs, args, strict=False):
         is_tensor = isinstance(known, Ref) and tensor.dtype.name not in ("resource", "variant")
-        shapes.append(_shape(writer.tape.values[known.value].shape) if is_tensor else tensor.shape)  # type: ignore[union-attr]
+        shapes.append(tf.TensorShape(writer.tape.values[known.value].shape) if is_tensor else tensor.shape)  # type: ignore[union-attr]
     with op.graph.as_default():
         known_body = function_def_to_graph(function.cached_definition, input_shapes=shapes)
     by_name = {part.name: part for part in body.get_operations()}
@@ -104,12 +102,6 @@ def _find_function(writer: Writer, op: Any, name: str) -> Any:
         f"{place or op.name}: the body of {op.type}, the function {name!r}, is not in the graph.",
         "Build the model from Python rather than from a saved graph.",
     )
-
-
-def _shape(sizes: tuple[int, ...]) -> Any:
-    import tensorflow as tf
-
-    return tf.TensorShape(sizes)
 
 
 def _write_while(writer: Writer, op: Any, phase: Phase, args: tuple[Known, ...]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,10 +49,6 @@ _LARGEST_SHAPES: dict[str, Callable[[Any], list[Shape]]] = {
         (math.prod(op.inputs[1].shape.as_list()), *_first(op)[op.inputs[1].shape.rank :]) for _ in op.outputs
     ],
 }
-
-
-def depends_on_values(op: Any) -> bool:
-    return op.type in _LARGEST_SHAPES
 
 
 def guess_shapes(graph: Any) -> dict[str, Shape]:
@@ -193,7 +190,7 @@ class _Capture:
             tuple(tape.values),
             mark_repeats(self._modules(), tape.nodes, tape.values),
             (),
-            self._batch_size(inputs),
+            next((int(t.shape[0]) for t in inputs.values() if t.shape.rank), 1),
             trains,
             loss.value if isinstance(loss, Ref) else -1,
             optimizer.name,
@@ -214,7 +211,7 @@ class _Capture:
 
     def _note_guesses(self) -> None:
         for op, _ in self.step.ops:
-            if depends_on_values(op) and op.outputs[0].name in self.tape.guesses:
+            if op.type in _LARGEST_SHAPES and op.outputs[0].name in self.tape.guesses:
                 place = self.tape.place_of(op, None)
                 self.tape.notes.append(
                     f"{place or op.name}: how much {op.type} gives depends on values; the most is assumed, all of it."
@@ -250,10 +247,8 @@ class _Capture:
 
     def _optimizer(self, parameters: Mapping[str, Value]) -> CountedOptimizer:
         types = [node.op.removeprefix("tf.") for node in self.tape.nodes if node.phase == "optimizer"]
-        specs = {}
-        for name, op in self.slots.items():
-            shape, dtype = _variable_spec(op, None)
-            specs[name] = (shape or (), dtype)
+        found = {name: _variable_spec(op, None) for name, op in self.slots.items()}
+        specs = {name: (shape or (), dtype) for name, (shape, dtype) in found.items()}
         return CountedOptimizer(
             name_optimizer(types, self.built.optimizers),
             slots=share_slots(specs, parameters),
@@ -262,15 +257,11 @@ class _Capture:
 
     def _modules(self) -> list[Module]:
         kinds = layer_kinds(self.built.layers, self.scopes)
-        own: dict[str, int] = {}
+        own: Counter[str] = Counter()
         for value in self.tape.values:
             if value.kind == "parameter":
-                path = value.name.rpartition(".")[0]
-                own[path] = own.get(path, 0) + value.num_elements
-        return [Module(path, kinds.get(path, ""), own.get(path, 0)) for path in self.scopes.paths]
-
-    def _batch_size(self, inputs: Mapping[str, Any]) -> int:
-        return next((int(t.shape[0]) for t in inputs.values() if t.shape.rank), 1)
+                own[value.name.rpartition(".")[0]] += value.num_elements
+        return [Module(path, kinds.get(path, ""), own[path]) for path in self.scopes.paths]
 
     def _info(self, start: float) -> dict[str, Any]:
         guards = any(

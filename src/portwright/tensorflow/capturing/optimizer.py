@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from portwright.graph.graph import ITEM_BYTES, Node, Value
+from portwright.graph.plans.flops import flops_of_node
 from portwright.graph.plans.optimizer_state import OptimizerCost
 
 _UPDATES = {  # name in a plan: the endings of its update ops, after ResourceApply
@@ -62,10 +67,8 @@ def name_optimizer(types: Iterable[str], made: Iterable[str]) -> str:
 
 def _stem(name: str) -> str:
     """'Adam' for ResourceApplyAdam; '' for an op that is no update."""
-    for prefix in ("ResourceSparseApply", "ResourceApply", "SparseApply", "Apply"):
-        if name.startswith(prefix):
-            return name.removeprefix(prefix)
-    return ""
+    found = re.match(r"(Resource)?(Sparse)?Apply", name)
+    return name[found.end() :] if found else ""
 
 
 def share_slots(
@@ -75,22 +78,20 @@ def share_slots(
 
     A slot's name contains its parameter's. A slot without such a name goes to a parameter of its shape, or else to the first.
     """
-    shared: dict[str, int] = {}
-    turn: dict[tuple[int, ...], int] = {}
+    shared: Counter[str] = Counter()
+    turn: Counter[tuple[int, ...]] = Counter()
     for name, (shape, dtype) in slots.items():
         if not shape:
             continue
-        size = ITEM_BYTES.get(dtype, 0)
-        for dimension in shape:
-            size *= dimension
+        size = ITEM_BYTES.get(dtype, 0) * math.prod(shape)
         owner = _owner(name, parameters)
         if owner is None:
             alike = [p for p, value in parameters.items() if value.shape == shape] or list(parameters)[:1]
             if not alike:
                 continue
-            owner = alike[turn.get(shape, 0) % len(alike)]
-            turn[shape] = turn.get(shape, 0) + 1
-        shared[parameters[owner].name] = shared.get(parameters[owner].name, 0) + size
+            owner = alike[turn[shape] % len(alike)]
+            turn[shape] += 1
+        shared[parameters[owner].name] += size
     return shared
 
 
@@ -113,14 +114,8 @@ _FUSED = {"Adam": 13, "SGD": 2, "RMSprop": 8, "Adagrad": 6, "Adadelta": 12, "Ada
 
 def count_update(nodes: Iterable[Node], values: Any) -> int:
     """Operations of one update: for fused update ops those of their kind, for plain ops one for each element."""
-    from portwright.graph.plans.flops import flops_of_node
-
-    class _View:
-        pass
-
     total = 0
-    view: Any = _View()
-    view.values = values
+    graph: Any = SimpleNamespace(values=values)  # all of a Graph that a count looks at
     for node in nodes:
         if node.phase != "optimizer":
             continue
@@ -129,5 +124,5 @@ def count_update(nodes: Iterable[Node], values: Any) -> int:
             sizes = [values[i].num_elements for i in node.inputs]
             total += max(sizes, default=0) * _FUSED.get(_BY_UPDATE[stem], 12)
         else:
-            total += sum(flops_of_node(view, node))
+            total += sum(flops_of_node(graph, node))
     return total

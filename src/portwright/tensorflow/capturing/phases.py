@@ -12,12 +12,34 @@ from dataclasses import dataclass
 from typing import Any
 
 from portwright.graph.graph import Phase
+from portwright.tensorflow.graph_walk import reach
 
 _GRADIENTS = re.compile(r"(^|/)(gradients(_\d+)?|gradient_tape)/")
-_HOST_NAMES = """Assert Print PrintV2 PrintV3 CheckNumerics CheckNumericsV2 IsVariableInitialized VarIsInitializedOp Timestamp SaveV2 RestoreV2
-    MergeV2Checkpoints ShardedFilename WriteSummary FlushSummaryWriter CreateSummaryFileWriter SummaryWriter StringFormat
-    DebugIdentityV2 DebugNumericSummaryV2"""
-_HOST_TYPES = frozenset(_HOST_NAMES.split())
+_HOST_TYPES = frozenset(
+    [
+        "Assert",
+        "Print",
+        "PrintV2",
+        "PrintV3",
+        "CheckNumerics",
+        "CheckNumericsV2",
+        "IsVariableInitialized",
+        "VarIsInitializedOp",
+        "Timestamp",
+        "SaveV2",
+        "RestoreV2",
+        "MergeV2Checkpoints",
+        "ShardedFilename",
+        "WriteSummary",
+        "FlushSummaryWriter",
+        "CreateSummaryFileWriter",
+        "SummaryWriter",
+        "StringFormat",
+        "DebugIdentityV2",
+        "DebugNumericSummaryV2",
+    ]
+)
+_HANDLES = ("variant", "resource")
 _VARIABLES = ("VarHandleOp", "VariableV2", "Variable", "TemporaryVariable")
 _SOURCES = (
     "IteratorGetNext",
@@ -85,25 +107,16 @@ def _reach(
     fetches: Iterable[Any], cut: frozenset[tuple[Any, int]], counters: frozenset[str]
 ) -> tuple[set[Any], int]:
     made = {op for op, _ in cut}
-    reached: set[Any] = set()
-    hosts: set[Any] = set()
-    pending = list(fetches)
-    while pending:
-        op = pending.pop()
-        if op in reached or op in hosts:
-            continue
-        if is_host(op) or _counts(op, counters):
-            hosts.add(op)
-            # An op that counts steps waits for the updates by control inputs: the step needs them.
-            if not is_host(op):
-                pending += [*op.control_inputs, *(tensor.op for tensor in op.inputs)]
-            continue
-        reached.add(op)
-        if op in made or is_source(op):
-            continue
-        pending += [tensor.op for tensor in op.inputs]
-        pending += op.control_inputs
-    return reached - made, len(hosts)
+
+    def needed(op: Any) -> list[Any]:
+        # An op that counts steps waits for the updates by control inputs: the step needs them.
+        if op in made or is_host(op) or op.type in _SOURCES:
+            return []
+        return [*op.control_inputs, *(tensor.op for tensor in op.inputs)]
+
+    reached = reach(fetches, needed)
+    hosts = {op for op in reached if is_host(op) or _counts(op, counters)}
+    return reached - made - hosts, len(hosts)
 
 
 def _order(reached: set[Any]) -> list[Any]:
@@ -162,27 +175,26 @@ def find_static(ordered: list[Any]) -> frozenset[Any]:
     """The ops that a compiler folds: constants, and what is computed from constants and known shapes alone."""
     static: set[Any] = set()
     for op in ordered:
-        if op.type == "Const":
-            static.add(op)
-        elif op.type in ("Shape", "ShapeN", "Size", "Rank", "VariableShape"):
-            if op.type == "VariableShape" or all(tensor.shape.is_fully_defined() for tensor in op.inputs):
-                static.add(op)
-        elif op.type in ("ZerosLike", "OnesLike"):
-            if op.inputs[0].shape.is_fully_defined() and op.inputs[0].dtype.name not in (
-                "variant",
-                "resource",
-            ):
-                static.add(op)
-        elif (
-            op.inputs
-            and all(tensor.op in static for tensor in op.inputs)
-            and not op.op_def.is_stateful
-            and not op.type.startswith(("Stateless", "Tensor", "Empty"))
-            and op.type not in ("While", "If", "Case", "PartitionedCall", "Enter", "Switch", "Merge")
-            and not any(tensor.dtype.name in ("variant", "resource") for tensor in op.outputs)
-        ):
+        if _is_static(op, static):
             static.add(op)
     return frozenset(static)
+
+
+def _is_static(op: Any, static: set[Any]) -> bool:
+    if op.type in ("Const", "VariableShape"):
+        return True
+    if op.type in ("Shape", "ShapeN", "Size", "Rank"):
+        return all(tensor.shape.is_fully_defined() for tensor in op.inputs)
+    if op.type in ("ZerosLike", "OnesLike"):
+        return bool(op.inputs[0].shape.is_fully_defined()) and op.inputs[0].dtype.name not in _HANDLES
+    return (
+        bool(op.inputs)
+        and all(tensor.op in static for tensor in op.inputs)
+        and not op.op_def.is_stateful
+        and not op.type.startswith(("Stateless", "Tensor", "Empty"))
+        and op.type not in ("While", "If", "Case", "PartitionedCall", "Enter", "Switch", "Merge")
+        and not any(tensor.dtype.name in _HANDLES for tensor in op.outputs)
+    )
 
 
 def _find_schedules(kept: list[Any], static: frozenset[Any], counters: frozenset[str]) -> set[Any]:
@@ -212,7 +224,8 @@ def _find_phases(kept: list[Any], loss: Any, cut: frozenset[tuple[Any, int]]) ->
     fed: set[Any] = set()  # depends on the batch
     # Gradients of a GradientTape have no such attribute.
     are_marked = any(hasattr(op, "_original_op") for op in gradients)
-    parameter_shapes = _parameter_shapes(kept)
+    parameters = (tensor for op in kept if op.type == "ReadVariableOp" for tensor in op.outputs)
+    parameter_shapes = {tuple(t.shape.as_list()) for t in parameters if t.shape.rank is not None}
     for op in kept:
         for tensor in op.inputs:
             source = tensor.op
@@ -232,11 +245,6 @@ def _find_phases(kept: list[Any], loss: Any, cut: frozenset[tuple[Any, int]]) ->
     return phases
 
 
-def _parameter_shapes(kept: list[Any]) -> set[Any]:
-    reads = (tensor for op in kept if op.type == "ReadVariableOp" for tensor in op.outputs)
-    return {tuple(tensor.shape.as_list()) for tensor in reads if tensor.shape.rank is not None}
-
-
 def _reads_activation(op: Any, phases: Mapping[Any, Phase], parameter_shapes: set[Any]) -> bool:
     """Whether an op still belongs to the backward pass: it reads a result of that pass whose shape no parameter has."""
     if op.type.startswith(("Resource", "Assign")):
@@ -253,12 +261,7 @@ def _reads_activation(op: Any, phases: Mapping[Any, Phase], parameter_shapes: se
 
 
 def _ancestors(ops: Iterable[Any], inside: set[Any]) -> set[Any]:
-    found: set[Any] = set()
-    pending = list(ops)
-    while pending:
-        op = pending.pop()
-        if op in found or op not in inside:
-            continue
-        found.add(op)
-        pending += [tensor.op for tensor in op.inputs]
-    return found
+    return reach(
+        (op for op in ops if op in inside),
+        lambda op: [tensor.op for tensor in op.inputs if tensor.op in inside],
+    )

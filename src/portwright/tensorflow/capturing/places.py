@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import linecache
-import sysconfig
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-import portwright
-from portwright.watching.place import Place
+from portwright.watching.place import INSTALLED, LIBRARY, USER, Owners, Place
 
-_USER, _LIBRARY, _HIDDEN = 2, 1, 0
-_OURS = f"{Path(portwright.__file__).parent}/"
-_OUR_MODELS = f"{_OURS}tensorflow/models/"
-_OUR_BLOCKS = f"{_OURS}tensorflow/layers/"
-_INSTALLED = ("/site-packages/", "/dist-packages/")
-_FRAMEWORK = ("tensorflow/", "tf_keras/", "keras/", "tensorflow_estimator/", "tensorflow_probability/")
-_STANDARD = tuple(
-    {f"{Path(sysconfig.get_path(name)).resolve()}/" for name in ("stdlib", "platstdlib")}
-    | {f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib")}
+_FRAMEWORK = tuple(
+    f"{part}{package}/"
+    for part in INSTALLED
+    for package in ("tensorflow", "tf_keras", "keras", "tensorflow_estimator", "tensorflow_probability")
 )
+
+
+def _is_tensorflows(file: str) -> bool:
+    return file.startswith("<") or any(part in file for part in _FRAMEWORK)
 
 
 class OpPlaces:
@@ -30,46 +28,23 @@ class OpPlaces:
     """
 
     def __init__(self, root: Path | None = None) -> None:
-        # The path as given and the resolved one: Python names a file by the path through which it was imported.
-        self._roots = () if root is None else (f"{root.resolve()}/", f"{root.absolute()}/")
-        self._by_stack: dict[Any, Place | None] = {}
-        self._kinds: dict[str, int] = {}
+        owners = Owners(root, _is_tensorflows, ("tensorflow/models/",), ("tensorflow/layers/",))
+        self._look, self._owner = cache(self._look_at), cache(owners.of)
 
     def find(self, op: Any) -> Place | None:
         """The place of an op; None where no line of Python made it, as with a graph read from a file."""
         stack = op.traceback
-        if stack is None:
-            return None
-        if stack not in self._by_stack:
-            self._by_stack[stack] = self._look(stack)
-        return self._by_stack[stack]
+        return None if stack is None else self._look(stack)
 
-    def _look(self, stack: Any) -> Place | None:
+    def _look_at(self, stack: Any) -> Place | None:
         best = None
         for frame in reversed(stack):
-            kind = self._kinds.get(frame.filename)
-            if kind is None:
-                kind = self._kinds[frame.filename] = self._kind(frame.filename)
-            if kind == _USER:
+            kind = self._owner(frame.filename)
+            if kind == USER:
                 return _place(frame)
-            if kind == _LIBRARY and best is None:
+            if kind == LIBRARY and best is None:
                 best = frame
         return None if best is None else _place(best)
-
-    def _kind(self, file: str) -> int:
-        if file.startswith("<"):
-            return _HIDDEN
-        for root in self._roots:
-            if file.startswith(root) and not any(part in file[len(root) - 1 :] for part in _INSTALLED):
-                return _USER
-        if file.startswith(_OUR_MODELS):
-            return _USER
-        if file.startswith(_OURS):
-            return _LIBRARY if file.startswith(_OUR_BLOCKS) else _HIDDEN
-        for part in _INSTALLED:
-            if part in file:
-                return _HIDDEN if file.rpartition(part)[2].startswith(_FRAMEWORK) else _LIBRARY
-        return _HIDDEN if file.startswith(_STANDARD) else _USER
 
 
 def _place(frame: Any) -> Place:

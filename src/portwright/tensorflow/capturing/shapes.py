@@ -7,14 +7,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from portwright.errors import UserError
 from portwright.tensorflow.capturing.places import OpPlaces
 from portwright.watching.place import Place
 
-_BATCHES_NAMES = """BatchDataset BatchDatasetV2 PaddedBatchDataset PaddedBatchDatasetV2 MapAndBatchDataset ParallelBatchDataset
-    ExperimentalMapAndBatchDataset"""
-_BATCHES = frozenset(_BATCHES_NAMES.split())
+_BATCHES = frozenset(
+    [
+        "BatchDataset",
+        "BatchDatasetV2",
+        "PaddedBatchDataset",
+        "PaddedBatchDatasetV2",
+        "MapAndBatchDataset",
+        "ParallelBatchDataset",
+        "ExperimentalMapAndBatchDataset",
+    ]
+)
 
 
 class UnknownShape(Exception):
@@ -30,7 +39,8 @@ def check_inputs(inputs: Mapping[str, Any], places: OpPlaces, graph: Any) -> Non
     for name, tensor in inputs.items():
         if tensor.shape.is_fully_defined():
             continue
-        line = _batch_line(graph, places)
+        batching = [op for op in graph.get_operations() if op.type in _BATCHES]
+        line = places.find(batching[-1]) if batching else None
         where = f"{line}: " if line is not None else ""
         if tensor.shape.rank and tensor.shape[0] is None:
             rest = tensor.shape[1:].is_fully_defined()
@@ -86,12 +96,6 @@ def _find_origin(tensor: Any) -> Any:
     return op
 
 
-def _batch_line(graph: Any, places: OpPlaces) -> Place | None:
-    """The place of the graph's last dataset op that batches."""
-    made = [op for op in graph.get_operations() if op.type in _BATCHES]
-    return places.find(made[-1]) if made else None
-
-
 _MOST_ELEMENTS = 64
 
 
@@ -123,9 +127,7 @@ def literal_of(tensor: Any) -> Literal | None:
 
 def number_of(tensor: Any) -> Any:
     """The value of a constant, or of ops on constants and known shapes; None where this function cannot compute it."""
-    from tensorflow.python.framework import tensor_util
-
-    found = tensor_util.constant_value(tensor)
+    found = tf.get_static_value(tensor)
     if found is not None:
         return found
     compute = _COMPUTED.get(tensor.op.type)

@@ -14,17 +14,57 @@ from portwright.tensorflow.capturing.shapes import Literal, UnknownShape, litera
 from portwright.watching.place import Place
 
 # Ops whose result is their first input, unchanged.
-PASSING_NAMES = """Identity StopGradient PreventGradient Snapshot ReadVariableOp EnsureShape PlaceholderWithDefault Enter Exit NextIteration
-    RefEnter RefExit RefIdentity"""
-PASSING = frozenset(PASSING_NAMES.split())
-_VIEWS_NAMES = "Reshape Squeeze ExpandDims"
-_VIEWS = frozenset(_VIEWS_NAMES.split())
-_REDUCTIONS_NAMES = "Sum Mean Prod Max Min All Any"
-_REDUCTIONS = frozenset(_REDUCTIONS_NAMES.split())
-_KEPT_ATTRIBUTES_NAMES = """transpose_a transpose_b adj_x adj_y strides padding data_format dilations ksize axis keep_dims equation is_training
-    epsilon explicit_paddings batch_dims num_split N shrink_axis_mask new_axis_mask begin_mask end_mask ellipsis_mask sorted
-    exclusive reverse alpha message"""
-_KEPT_ATTRIBUTES = frozenset(_KEPT_ATTRIBUTES_NAMES.split())
+PASSING = frozenset(
+    [
+        "Identity",
+        "StopGradient",
+        "PreventGradient",
+        "Snapshot",
+        "ReadVariableOp",
+        "EnsureShape",
+        "PlaceholderWithDefault",
+        "Enter",
+        "Exit",
+        "NextIteration",
+        "RefEnter",
+        "RefExit",
+        "RefIdentity",
+    ]
+)
+_VIEWS = ("Reshape", "Squeeze", "ExpandDims")
+_REDUCTIONS = ("Sum", "Mean", "Prod", "Max", "Min", "All", "Any")
+_KEPT_ATTRIBUTES = frozenset(
+    [
+        "transpose_a",
+        "transpose_b",
+        "adj_x",
+        "adj_y",
+        "strides",
+        "padding",
+        "data_format",
+        "dilations",
+        "ksize",
+        "axis",
+        "keep_dims",
+        "equation",
+        "is_training",
+        "epsilon",
+        "explicit_paddings",
+        "batch_dims",
+        "num_split",
+        "N",
+        "shrink_axis_mask",
+        "new_axis_mask",
+        "begin_mask",
+        "end_mask",
+        "ellipsis_mask",
+        "sorted",
+        "exclusive",
+        "reverse",
+        "alpha",
+        "message",
+    ]
+)
 
 _ACTING = (
     "tf.PyFunc",
@@ -93,7 +133,7 @@ class TensorFlowTape:
         place: Place | None,
         trips: int = 1,
     ) -> None:
-        inputs = tuple(dict.fromkeys(ref.value for ref in _refs(args)))
+        inputs = tuple(dict.fromkeys(arg.value for arg in args if isinstance(arg, Ref)))
         args = tuple(arg.value if isinstance(arg, Literal) else arg for arg in args)
         kwargs = _attributes(op)
         if trips != 1:
@@ -157,10 +197,6 @@ class TensorFlowTape:
             self._layer_of[op] = found
         return self._layer_of[op]
 
-    def layer_of_update(self, op: Any) -> str:
-        """The layer of an optimizer's op: that of the weight it updates, or of the op before it where it updates none."""
-        return self.layer_of(op, "") or (self.nodes[-1].module if self.nodes else "")
-
     def _layer_of_weights(self, op: Any) -> str:
         """The layer whose weight an op reads, for an op outside of every scope."""
         for tensor in op.inputs:
@@ -211,14 +247,12 @@ class Writer:
         if is_variable(op):
             index = self.tape.variables.get(op.name)
             return None if index is None else Ref(index)
-        if op in self.static:
-            literal = literal_of(tensor)
-            if literal is not None:
-                return literal
-            if tensor.dtype.name not in ITEM_BYTES or not tensor.shape.is_fully_defined():
-                return None
+        if op not in self.static:
+            return None  # a loop's back edge, or a handle of something other than a variable
+        literal = literal_of(tensor)
+        if literal is None and tensor.dtype.name in ITEM_BYTES and tensor.shape.is_fully_defined():
             return self.tape.add_constant(tensor, self.phase, self.around_layer, self.around_place)
-        return None  # a loop's back edge, or a handle of something other than a variable
+        return literal
 
     def write_op(self, op: Any, phase: Phase) -> None:
         self.phase = phase
@@ -240,8 +274,9 @@ class Writer:
     def write_plain(self, op: Any, phase: Phase, args: tuple[Known, ...]) -> None:
         """One node for one op."""
         place = self.tape.place_of(op, self.around_place)
-        is_update = phase == "optimizer" and not self.around_layer
-        layer = self.tape.layer_of_update(op) if is_update else self.tape.layer_of(op, self.around_layer)
+        layer = self.tape.layer_of(op, self.around_layer)
+        if phase == "optimizer" and not layer and self.tape.nodes:
+            layer = self.tape.nodes[-1].module  # an update of no weight belongs to the op before it
         made: list[int] = []
         grows = any(isinstance(arg, Ref) and self.tape.values[arg.value].requires_grad for arg in args)
         for position, tensor in enumerate(op.outputs):
@@ -300,10 +335,6 @@ def list_value(writer: Writer, op: Any, args: tuple[Known, ...]) -> Known:
         return args[0]
     first = args[0] if args else None
     return first if isinstance(first, Ref) else None
-
-
-def _refs(args: Iterable[Any]) -> Iterable[Ref]:
-    return (arg for arg in args if isinstance(arg, Ref))
 
 
 def _keeps_shape(op: Any) -> bool:

@@ -13,7 +13,6 @@ Severity = Literal["error", "warning", "advice"]
 BATCHES = ("batch", "padded_batch", "map_and_batch")
 SHUFFLES = ("shuffle", "shuffle_and_repeat")
 REPEATS = ("repeat", "shuffle_and_repeat")
-MAPS = ("map", "map_and_batch")
 
 
 @dataclass(frozen=True)
@@ -67,17 +66,11 @@ class Pipeline:
 
 
 Check = Callable[[Pipeline], Iterator[InputFinding]]
-CHECKS: list[Check] = []
-
-
-def _check(function: Check) -> Check:
-    CHECKS.append(function)
-    return function
 
 
 def look(pipeline: Pipeline) -> list[InputFinding]:
     """All findings: first of the pipeline itself, then of the pipelines that it merges."""
-    found = [finding for check in CHECKS for finding in check(pipeline)]
+    found = [finding for check in _CHECKS for finding in check(pipeline)]
     for stage in pipeline.stages:
         for branch in stage.branches:
             side = Pipeline(branch, pipeline.is_training, None, pipeline.num_workers)
@@ -92,7 +85,6 @@ def look(pipeline: Pipeline) -> list[InputFinding]:
 # -- batches -------------------------------------------------------------------------------------------------
 
 
-@_check
 def missing_batch(pipeline: Pipeline) -> Iterator[InputFinding]:
     """A step takes a batch; without one the model would see single samples."""
     if pipeline.first(*BATCHES, "group") is None:
@@ -102,7 +94,6 @@ def missing_batch(pipeline: Pipeline) -> Iterator[InputFinding]:
         )  # fmt: skip
 
 
-@_check
 def kept_remainder(pipeline: Pipeline) -> Iterator[InputFinding]:
     """A shorter last batch makes the batch size unknown, but a compiled step has one fixed shape."""
     for number in pipeline.find(*BATCHES):
@@ -120,7 +111,6 @@ def kept_remainder(pipeline: Pipeline) -> Iterator[InputFinding]:
 # -- order ---------------------------------------------------------------------------------------------------
 
 
-@_check
 def late_shard(pipeline: Pipeline) -> Iterator[InputFinding]:
     """Workers that shuffle first and take their share afterwards take shares of different orders: samples are seen twice or never."""
     for number in pipeline.find("shard"):
@@ -148,7 +138,6 @@ def late_shard(pipeline: Pipeline) -> Iterator[InputFinding]:
             )  # fmt: skip
 
 
-@_check
 def late_shuffle(pipeline: Pipeline) -> Iterator[InputFinding]:
     """Shuffling after batching keeps the same samples together in every epoch."""
     batch = pipeline.first(*BATCHES)
@@ -165,7 +154,6 @@ def late_shuffle(pipeline: Pipeline) -> Iterator[InputFinding]:
             )  # fmt: skip
 
 
-@_check
 def early_repeat(pipeline: Pipeline) -> Iterator[InputFinding]:
     """A shuffle buffer that is filled from a repeated dataset holds samples of two epochs."""
     repeat = pipeline.first("repeat")
@@ -178,7 +166,6 @@ def early_repeat(pipeline: Pipeline) -> Iterator[InputFinding]:
             )  # fmt: skip
 
 
-@_check
 def misplaced_cache(pipeline: Pipeline) -> Iterator[InputFinding]:
     """A cache stores the first epoch: one order, one random draw, or, after repeat, data without end."""
     for number in pipeline.find("cache"):
@@ -203,7 +190,6 @@ def misplaced_cache(pipeline: Pipeline) -> Iterator[InputFinding]:
             )  # fmt: skip
 
 
-@_check
 def prefetch_at_the_end(pipeline: Pipeline) -> Iterator[InputFinding]:
     """Prefetching lets the next batch be made while the step runs; only the last stage does that for the whole pipeline."""
     prefetches = pipeline.find("prefetch")
@@ -228,7 +214,6 @@ def prefetch_at_the_end(pipeline: Pipeline) -> Iterator[InputFinding]:
 # -- options -------------------------------------------------------------------------------------------------
 
 
-@_check
 def training_order(pipeline: Pipeline) -> Iterator[InputFinding]:
     """Training needs another order in each epoch, and data until the last step."""
     if not pipeline.is_training:
@@ -262,7 +247,6 @@ def training_order(pipeline: Pipeline) -> Iterator[InputFinding]:
         )  # fmt: skip
 
 
-@_check
 def sharing(pipeline: Pipeline) -> Iterator[InputFinding]:
     """If every worker reads all data, each sample is trained on several times in an epoch."""
     shards = [pipeline.stages[number] for number in pipeline.find("shard")]
@@ -282,7 +266,6 @@ def sharing(pipeline: Pipeline) -> Iterator[InputFinding]:
             )  # fmt: skip
 
 
-@_check
 def reading(pipeline: Pipeline) -> Iterator[InputFinding]:
     """Reads from a network disk are slow to start; reading several files at once hides that."""
     for stage in pipeline.stages:
@@ -298,7 +281,6 @@ def reading(pipeline: Pipeline) -> Iterator[InputFinding]:
             )  # fmt: skip
 
 
-@_check
 def mapping(pipeline: Pipeline) -> Iterator[InputFinding]:
     """A map on one thread is the usual bottleneck; a map over batches pays its cost of a call once for each batch."""
     batch = pipeline.first(*BATCHES)
@@ -319,7 +301,6 @@ def mapping(pipeline: Pipeline) -> Iterator[InputFinding]:
             )  # fmt: skip
 
 
-@_check
 def python_code(pipeline: Pipeline) -> Iterator[InputFinding]:
     """Python in a pipeline runs under one lock, cannot be sent to workers, and its position cannot be saved."""
     for stage in pipeline.stages:
@@ -334,7 +315,6 @@ def python_code(pipeline: Pipeline) -> Iterator[InputFinding]:
             )  # fmt: skip
 
 
-@_check
 def undetermined_order(pipeline: Pipeline) -> Iterator[InputFinding]:
     """With a non-deterministic order, a resumed run does not get the data of an uninterrupted one."""
     for stage in pipeline.stages:
@@ -346,4 +326,20 @@ def undetermined_order(pipeline: Pipeline) -> Iterator[InputFinding]:
             )  # fmt: skip
 
 
+_CHECKS: Sequence[Check] = (
+    missing_batch,
+    kept_remainder,
+    late_shard,
+    late_shuffle,
+    early_repeat,
+    misplaced_cache,
+    prefetch_at_the_end,
+    training_order,
+    sharing,
+    reading,
+    mapping,
+    python_code,
+    undetermined_order,
+)
+# Those that also hold for a pipeline that joins another.
 _ANYWHERE: Sequence[Check] = (misplaced_cache, reading, python_code, undetermined_order)

@@ -13,9 +13,7 @@ from portwright.errors import UserError
 v1 = tf.compat.v1
 
 
-def measure_pipeline(
-    make_dataset: Callable[[], Any], seconds: float, on_batch: Callable[[int], None] | None = None
-) -> dict[str, Any]:
+def measure_pipeline(make_dataset: Callable[[], Any], seconds: float) -> dict[str, Any]:
     """Draws batches for `seconds`, or to the end of the data; the first one, which fills the buffers, is timed separately."""
     with tf.Graph().as_default():
         dataset = make_dataset()
@@ -45,8 +43,6 @@ def measure_pipeline(
                     break
                 num_batches += 1
                 passed = time.perf_counter() - start
-                if on_batch is not None:
-                    on_batch(num_batches)
             passed = max(time.perf_counter() - start, 1e-9)
     return {
         "samples_per_second": num_samples / passed if num_batches else None,

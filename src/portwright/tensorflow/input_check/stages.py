@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from portwright.tensorflow.capturing.places import OpPlaces
+from portwright.tensorflow.graph_walk import reach
 from portwright.watching.place import Place
 
 _OPS_OF_KIND = {  # kind of a stage: the beginnings of its ops' names
@@ -87,25 +88,19 @@ class Stage:
 
 def read_stages(dataset: Any, root: Path | None = None) -> tuple[Stage, ...]:
     """The stages of a dataset that was made in a graph, from its source to its end."""
-    return _chain(_variant(dataset).op, OpPlaces(root))
-
-
-def _variant(dataset: Any) -> Any:
-    return dataset._variant_tensor
+    return _chain(dataset._variant_tensor.op, OpPlaces(root))
 
 
 def _chain(op: Any, places: OpPlaces) -> tuple[Stage, ...]:
     found: list[Stage] = []
     while op is not None:
-        inputs = [tensor.op for tensor in op.inputs if tensor.dtype == tf.variant and _is_dataset(tensor.op)]
+        inputs = [
+            tensor.op for tensor in op.inputs if tensor.dtype == tf.variant and "Dataset" in tensor.op.type
+        ]
         branches = tuple(_chain(other, places) for other in inputs[1:])
         found.append(_stage(op, branches, places))
         op = inputs[0] if inputs else None
     return tuple(reversed(found))
-
-
-def _is_dataset(op: Any) -> bool:
-    return "Dataset" in op.type
 
 
 def _stage(op: Any, branches: tuple[tuple[Stage, ...], ...], places: OpPlaces) -> Stage:
@@ -151,21 +146,21 @@ def _named_inputs(op: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _function_ops(op: Any) -> frozenset[str]:
-    names = [attr.func.name for attr in op.node_def.attr.values() if attr.HasField("func")]
     found: set[str] = set()
-    seen: set[str] = set()
-    while names:
-        name = names.pop()
-        if name in seen:
-            continue
-        seen.add(name)
+
+    def called(name: str) -> Iterator[str]:
         function = op.graph._get_function(name)
         if function is None:
-            continue
+            return
         definition = getattr(function, "definition", None) or function.cached_definition
         for node in definition.node_def:
             found.add(node.op)
-            names += [attr.func.name for attr in node.attr.values() if attr.HasField("func")]
-            if op.graph._get_function(node.op) is not None:
-                names.append(node.op)
+            yield node.op  # a function too, if the graph has one of this name
+            yield from _functions_of(node)
+
+    reach(_functions_of(op.node_def), called)
     return frozenset(found)
+
+
+def _functions_of(node: Any) -> Iterator[str]:
+    return (attr.func.name for attr in node.attr.values() if attr.HasField("func"))

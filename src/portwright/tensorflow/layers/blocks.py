@@ -49,15 +49,33 @@ class BlockOptions(TypedDict, total=False):
     dropout_seed: int | None
 
 
-def check_options(options: BlockOptions) -> None:
-    """Refuses a keyword that no layer knows, naming the nearest."""
-    for name in options:
-        if name not in BlockOptions.__annotations__:
-            raise UserError(f"Unknown option {name!r}.", suggest(name, BlockOptions.__annotations__))
-
-
 class Block(BaseLayer):
     """The base class of encoder and decoder layers, which makes their parts."""
+
+    def __init__(
+        self,
+        d_model: int,
+        nhead: int,
+        dim_feedforward: int,
+        dropout: float,
+        activation: str | Activation,
+        layer_norm_eps: float,
+        norm_first: bool,
+        bias: bool,
+        name: str | None,
+        dtype: Any,
+        options: BlockOptions,
+    ) -> None:
+        super().__init__(name=name, dtype=dtype)
+        for option in options:
+            if option not in BlockOptions.__annotations__:
+                raise UserError(f"Unknown option {option!r}.", suggest(option, BlockOptions.__annotations__))
+        check_sizes(d_model=d_model, nhead=nhead, dim_feedforward=dim_feedforward)
+        self.norm_first = norm_first
+        self.self_attn = self._make_attention("self_attn", d_model, nhead, dropout, bias, options)
+        self._make_feed_forward(d_model, dim_feedforward, dropout, activation, bias, options)
+        self.norm1 = self._make_norm("norm1", layer_norm_eps, bias, options)
+        self.dropout1 = self._make_dropout("dropout1", dropout, options)
 
     def _make_attention(
         self, name: str, d_model: int, nhead: int, dropout: float, bias: bool, options: BlockOptions
@@ -144,15 +162,20 @@ class TransformerEncoderLayer(Block):
         dtype: Any = None,
         **options: Unpack[BlockOptions],
     ) -> None:
-        super().__init__(name=name, dtype=dtype)
-        check_options(options)
-        check_sizes(d_model=d_model, nhead=nhead, dim_feedforward=dim_feedforward)
-        self.norm_first = norm_first
-        self.self_attn = self._make_attention("self_attn", d_model, nhead, dropout, bias, options)
-        self._make_feed_forward(d_model, dim_feedforward, dropout, activation, bias, options)
-        self.norm1 = self._make_norm("norm1", layer_norm_eps, bias, options)
+        super().__init__(
+            d_model,
+            nhead,
+            dim_feedforward,
+            dropout,
+            activation,
+            layer_norm_eps,
+            norm_first,
+            bias,
+            name,
+            dtype,
+            options,
+        )
         self.norm2 = self._make_norm("norm2", layer_norm_eps, bias, options)
-        self.dropout1 = self._make_dropout("dropout1", dropout, options)
         self.dropout2 = self._make_dropout(
             "dropout2", feed_forward_rate(options, dropout, "use_ff_layer2_dropout"), options
         )
@@ -218,15 +241,21 @@ class TransformerDecoderLayer(Block):
         dtype: Any = None,
         **options: Unpack[BlockOptions],
     ) -> None:
-        super().__init__(name=name, dtype=dtype)
-        check_options(options)
-        check_sizes(d_model=d_model, nhead=nhead, dim_feedforward=dim_feedforward)
-        self.norm_first, self.add_cross_attention = norm_first, add_cross_attention
-        self.self_attn = self._make_attention("self_attn", d_model, nhead, dropout, bias, options)
-        self._make_feed_forward(d_model, dim_feedforward, dropout, activation, bias, options)
-        self.norm1 = self._make_norm("norm1", layer_norm_eps, bias, options)
+        super().__init__(
+            d_model,
+            nhead,
+            dim_feedforward,
+            dropout,
+            activation,
+            layer_norm_eps,
+            norm_first,
+            bias,
+            name,
+            dtype,
+            options,
+        )
+        self.add_cross_attention = add_cross_attention
         self.norm3 = self._make_norm("norm3", layer_norm_eps, bias, options)
-        self.dropout1 = self._make_dropout("dropout1", dropout, options)
         self.dropout3 = self._make_dropout(
             "dropout3", feed_forward_rate(options, dropout, "use_ff_layer2_dropout"), options
         )

@@ -10,6 +10,7 @@ import tensorflow as tf
 from portwright.errors import UserError, suggest
 from portwright.tensorflow.layers.activations import Activation, get_activation
 from portwright.tensorflow.layers.base import BaseLayer, check_sizes, shape_of
+from portwright.tensorflow.layers.dense import WithBias
 from portwright.tensorflow.layers.initializers import InitializerSpec, get_initializer
 
 Size = int | Sequence[int]
@@ -31,7 +32,7 @@ def _padding(padding: str) -> str:
     return padding.upper()
 
 
-class Conv2D(BaseLayer):
+class Conv2D(WithBias):
     """A convolution, with weights `kernel` [height, width, in, out] and `bias`."""
 
     def __init__(
@@ -47,21 +48,16 @@ class Conv2D(BaseLayer):
         bias_initializer: InitializerSpec = "zeros",
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(activation, use_bias, bias_initializer, **kwargs)
         check_sizes(filters=filters)
-        self.filters, self.use_bias = filters, use_bias
+        self.filters = self.width = filters
         self.kernel_size, self.strides = _pair("kernel_size", kernel_size), _pair("strides", strides)
         self.padding, self.dilation_rate = _padding(padding), _pair("dilation_rate", dilation_rate)
-        self.activation = get_activation(activation)
         self.kernel_initializer = get_initializer(kernel_initializer)
-        self.bias_initializer = get_initializer(bias_initializer)
-        self.bias = None
 
     def build(self, input_shape: Any) -> None:
         shape = self._kernel_shape(_channels(input_shape))
         self.kernel = self.add_parameter("kernel", shape, self.kernel_initializer)
-        if self.use_bias:
-            self.bias = self.add_parameter("bias", (self.filters,), self.bias_initializer)
         super().build(input_shape)
 
     def _kernel_shape(self, channels: int) -> tuple[int, ...]:

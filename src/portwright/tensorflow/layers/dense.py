@@ -14,7 +14,30 @@ from portwright.tensorflow.layers.initializers import InitializerSpec, get_initi
 from portwright.tensorflow.layers.norms import Dropout
 
 
-class Dense(BaseLayer):
+class WithBias(BaseLayer):
+    """A layer with an activation and, if asked for, a bias of `width` numbers."""
+
+    width: int
+
+    def __init__(
+        self,
+        activation: str | Activation | None,
+        use_bias: bool,
+        bias_initializer: InitializerSpec,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.activation, self.use_bias = get_activation(activation), use_bias
+        self.bias_initializer = get_initializer(bias_initializer)
+        self.bias = None
+
+    def build(self, input_shape: Any) -> None:
+        if self.use_bias:
+            self.bias = self.add_parameter("bias", (self.width,), self.bias_initializer)
+        super().build(input_shape)
+
+
+class Dense(WithBias):
     """A product and a bias on the last dimension; with a gated activation the product gives value and gate.
 
     The weights are `kernel`, [in, out], and `bias`.
@@ -29,15 +52,11 @@ class Dense(BaseLayer):
         bias_initializer: InitializerSpec = "zeros",
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(activation, use_bias, bias_initializer, **kwargs)
         check_sizes(units=units)
         self.units = units
-        self.activation = get_activation(activation)
         self.width = 2 * units if is_gated(self.activation) else units
-        self.use_bias = use_bias
         self.kernel_initializer = get_initializer(kernel_initializer)
-        self.bias_initializer = get_initializer(bias_initializer)
-        self.bias = None
 
     def build(self, input_shape: Any) -> None:
         width_in = tf.TensorShape(input_shape)[-1]
@@ -47,8 +66,6 @@ class Dense(BaseLayer):
             )
         initializer = in_parts(self.kernel_initializer, self.width // self.units)
         self.kernel = self.add_parameter("kernel", (width_in, self.width), initializer)
-        if self.use_bias:
-            self.bias = self.add_parameter("bias", (self.width,), self.bias_initializer)
         super().build(input_shape)
 
     def call(self, inputs: Any) -> Any:
@@ -59,7 +76,7 @@ class Dense(BaseLayer):
 DenseLayer = Dense
 
 
-class SharedWeightsDense(BaseLayer):
+class SharedWeightsDense(WithBias):
     """A dense layer whose kernel comes with each call, such as the embedding table of a language model."""
 
     def __init__(
@@ -70,18 +87,9 @@ class SharedWeightsDense(BaseLayer):
         bias_initializer: InitializerSpec = "zeros",
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(activation, use_bias, bias_initializer, **kwargs)
         check_sizes(units=units)
-        self.units = units
-        self.activation = get_activation(activation)
-        self.use_bias = use_bias
-        self.bias_initializer = get_initializer(bias_initializer)
-        self.bias = None
-
-    def build(self, input_shape: Any) -> None:
-        if self.use_bias:
-            self.bias = self.add_parameter("bias", (self.units,), self.bias_initializer)
-        super().build(input_shape)
+        self.units = self.width = units
 
     def call(self, inputs: Any, kernel: Any, transpose_kernel: bool = True) -> Any:
         """Multiplies by the kernel, [units, in], or [in, units] with `transpose_kernel=False`."""

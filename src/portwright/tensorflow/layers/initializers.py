@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -141,28 +142,22 @@ def _scaled(
     return _truncated(shape, dtype, seed, 0.0, std / _CUT_NORMAL_STD, None, None)
 
 
-def _xavier(distribution: str) -> Callable[..., Any]:
-    def fill(shape: Sequence[int], dtype: Any, seed: int | None, gain: float) -> Any:
-        return _scaled(shape, dtype, seed, gain * gain, "fan_avg", distribution)
-
-    return fill
+def _xavier(shape: Sequence[int], dtype: Any, seed: int | None, gain: float, *, distribution: str) -> Any:
+    return _scaled(shape, dtype, seed, gain * gain, "fan_avg", distribution)
 
 
-def _kaiming(distribution: str) -> Callable[..., Any]:
-    def fill(
-        shape: Sequence[int], dtype: Any, seed: int | None, a: float, mode: str, nonlinearity: str
-    ) -> Any:
-        gain = math.sqrt(2.0 / (1 + a * a)) if nonlinearity == "leaky_relu" else _GAINS[nonlinearity]
-        return _scaled(shape, dtype, seed, gain * gain, mode, distribution)
-
-    return fill
-
-
-def _lecun(distribution: str) -> Callable[..., Any]:
-    def fill(shape: Sequence[int], dtype: Any, seed: int | None) -> Any:
-        return _scaled(shape, dtype, seed, 1.0, "fan_in", distribution)
-
-    return fill
+def _kaiming(
+    shape: Sequence[int],
+    dtype: Any,
+    seed: int | None,
+    a: float,
+    mode: str,
+    nonlinearity: str,
+    *,
+    distribution: str,
+) -> Any:
+    gain = math.sqrt(2.0 / (1 + a * a)) if nonlinearity == "leaky_relu" else _GAINS[nonlinearity]
+    return _scaled(shape, dtype, seed, gain * gain, mode, distribution)
 
 
 Options = Mapping[str, tuple[Any, Callable[[str, Any], Any]]]  # default and check of each
@@ -185,16 +180,16 @@ _KINDS: dict[str, tuple[Callable[..., Any], Options]] = {
         _truncated,
         {"mean": (0.0, _number), "std": (0.05, _non_negative), "a": (None, _number), "b": (None, _number)},
     ),
-    "xavier_normal": (_xavier("normal"), _GAIN),
-    "glorot_normal": (_xavier("normal"), _GAIN),
-    "xavier_uniform": (_xavier("uniform"), _GAIN),
-    "glorot_uniform": (_xavier("uniform"), _GAIN),
-    "kaiming_normal": (_kaiming("normal"), _OF_KAIMING),
-    "kaiming_uniform": (_kaiming("uniform"), _OF_KAIMING),
-    "he_normal": (_kaiming("normal"), _OF_KAIMING),
-    "he_uniform": (_kaiming("uniform"), _OF_KAIMING),
-    "lecun_normal": (_lecun("truncated_normal"), {}),
-    "lecun_uniform": (_lecun("uniform"), {}),
+    "xavier_normal": (partial(_xavier, distribution="normal"), _GAIN),
+    "glorot_normal": (partial(_xavier, distribution="normal"), _GAIN),
+    "xavier_uniform": (partial(_xavier, distribution="uniform"), _GAIN),
+    "glorot_uniform": (partial(_xavier, distribution="uniform"), _GAIN),
+    "kaiming_normal": (partial(_kaiming, distribution="normal"), _OF_KAIMING),
+    "kaiming_uniform": (partial(_kaiming, distribution="uniform"), _OF_KAIMING),
+    "he_normal": (partial(_kaiming, distribution="normal"), _OF_KAIMING),
+    "he_uniform": (partial(_kaiming, distribution="uniform"), _OF_KAIMING),
+    "lecun_normal": (partial(_scaled, scale=1.0, mode="fan_in", distribution="truncated_normal"), {}),
+    "lecun_uniform": (partial(_scaled, scale=1.0, mode="fan_in", distribution="uniform"), {}),
     "variance_scaling": (
         _scaled,
         {

@@ -38,30 +38,25 @@ def policy_of(model_params: Mapping[str, Any]) -> Any:
     return tf.keras.mixed_precision.Policy(f"mixed_{'bfloat16' if kind == 'cbfloat16' else kind}")
 
 
-Metric = tuple[Any, Any]
-
-
-def mean(values: Any, weights: Any = None) -> Metric:
-    return _pair(tf.compat.v1.metrics.mean(values, weights))
+Metric = Any  # a pair: the value, and the op that adds a batch to it
 
 
 def perplexity(losses: Any, weights: Any) -> Metric:
     """e to the mean loss of all tokens that count, over all batches."""
-    value, update = tf.compat.v1.metrics.mean(losses, weights)
-    return tf.exp(value), tf.exp(update)
+    return tuple(tf.exp(value) for value in tf.compat.v1.metrics.mean(losses, weights))
 
 
 def accuracy(labels: Any, predictions: Any, weights: Any = None) -> Metric:
-    return _pair(tf.compat.v1.metrics.accuracy(labels, predictions, weights))
+    return tf.compat.v1.metrics.accuracy(labels, predictions, weights)
 
 
 def mean_iou(labels: Any, predictions: Any, num_classes: int) -> Metric:
     """Intersection over union, of all pixels of a class; the mean of the classes."""
-    return _pair(tf.compat.v1.metrics.mean_iou(labels, predictions, num_classes))
+    return tf.compat.v1.metrics.mean_iou(labels, predictions, num_classes)
 
 
 def mean_per_class_accuracy(labels: Any, predictions: Any, num_classes: int) -> Metric:
-    return _pair(tf.compat.v1.metrics.mean_per_class_accuracy(labels, predictions, num_classes))
+    return tf.compat.v1.metrics.mean_per_class_accuracy(labels, predictions, num_classes)
 
 
 def dice(labels: Any, predictions: Any) -> Metric:
@@ -71,10 +66,4 @@ def dice(labels: Any, predictions: Any) -> Metric:
     both = found * true * tf.cast(tf.equal(labels, predictions), tf.float32)
     overlap = tf.compat.v1.metrics.mean(both)
     total = tf.compat.v1.metrics.mean(found + true)
-    value, update = (tf.math.divide_no_nan(2 * o, t) for o, t in zip(overlap, total, strict=True))
-    return value, update
-
-
-def _pair(made: Any) -> Metric:
-    value, update = made
-    return value, update
+    return tuple(tf.math.divide_no_nan(2 * o, t) for o, t in zip(overlap, total, strict=True))

@@ -86,6 +86,13 @@ def dataset_of_records(
     return _finish(dataset, options, training, parse, 10 * options["batch_size"])
 
 
+def split_labels(batch: dict[str, tf.Tensor], number: tf.Tensor, key: str = "labels") -> Batch:
+    """A batch as features and labels."""
+    features = dict(batch)
+    labels = features.pop(key)
+    return features, labels
+
+
 def folders_of(data_dir: str | list[str]) -> list[str]:
     return [data_dir] if isinstance(data_dir, str) else list(data_dir)
 

@@ -12,9 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from portwright.data.tables import read_text
 from portwright.errors import UserError
 from portwright.tensorflow.models_common.pipeline import Arrays, folders_of
 from portwright.tensorflow.models_common.vocabulary import END, PAD, START, Vocabulary
+from portwright.text.packing import pad_rows
 
 Document = list[str]  # its sentences
 
@@ -40,13 +42,7 @@ def read_text_files(folders: list[str]) -> list[Document]:
             "Name a folder that has some, or leave data_dir out to use Python's documentation.",
         )
     for path in files:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise UserError(
-                f"{path} is not UTF-8 (byte {error.start}).", "Convert it, for instance with iconv."
-            ) from error
-        for block in re.split(r"\n\s*\n", text):
+        for block in re.split(r"\n\s*\n", read_text(path)):
             sentences = [line.strip() for line in block.splitlines() if line.strip()]
             if sentences:
                 documents.append(sentences)
@@ -210,12 +206,8 @@ def sentence_pairs(
 
 def pad(samples: Sequence[Sequence[int]], length: int, pad_id: int) -> tuple[Any, Any]:
     """Pads samples to one length; the second array is 1 for tokens and 0 for padding."""
-    ids = np.full((len(samples), length), pad_id, np.int32)
-    mask = np.zeros((len(samples), length), np.int32)
-    for row, sample in enumerate(samples):
-        ids[row, : len(sample)] = sample
-        mask[row, : len(sample)] = 1
-    return ids, mask
+    rows = pad_rows(samples, length, pad_id)
+    return rows["tokens"], (np.arange(length) < rows["length"][:, None]).astype(np.int32)
 
 
 def _fill(document: Document, vocabulary: Vocabulary, length: int) -> list[list[int]]:

@@ -10,7 +10,12 @@ from pydantic import Field, PositiveInt
 
 from portwright.errors import UserError
 from portwright.tensorflow.models_common.input_params import TextInputParams
-from portwright.tensorflow.models_common.pipeline import dataset_of_arrays, dataset_of_records, has_records
+from portwright.tensorflow.models_common.pipeline import (
+    dataset_of_arrays,
+    dataset_of_records,
+    has_records,
+    split_labels,
+)
 from portwright.tensorflow.models_common.text_examples import (
     pack_sequences,
     sentence_pairs,
@@ -104,9 +109,10 @@ def masked_lm_dataset(params: Mapping[str, Any], section: str, input_context: An
     return dataset_of_arrays(arrays, options, training, mask, input_context)
 
 
-def check_positions(params: Mapping[str, Any], section: str, used_up: int = 0) -> None:
+def check_positions(params: Mapping[str, Any], section: str) -> None:
     """A sample must not be longer than the model has positions."""
     length, room = params[section]["max_sequence_length"], params["model"]["max_position_embeddings"]
+    used_up = 0
     if params["model"].get("positions_after_padding"):
         used_up = params["model"]["pad_token_id"] + 1
     if length + used_up > room:
@@ -135,9 +141,7 @@ def _record_spec(options: Mapping[str, Any], pairs: bool) -> dict[str, Any]:
 def _split_next_sentences(batch: dict[str, tf.Tensor], number: tf.Tensor) -> Any:
     if "next_sentence_labels" not in batch:
         return batch
-    features = dict(batch)
-    labels = features.pop("next_sentence_labels")
-    return features, labels
+    return split_labels(batch, number, "next_sentence_labels")
 
 
 def language_model_dataset(
@@ -147,21 +151,10 @@ def language_model_dataset(
     options = params[section]
     training = section == "train_input"
     length = options["max_sequence_length"]
-    if length > params["model"]["max_position_embeddings"]:
-        raise UserError(
-            f"{section}.max_sequence_length is {length} and model.max_position_embeddings "
-            f"{params['model']['max_position_embeddings']}.",
-            f"Set model.max_position_embeddings to at least {length}.",
-        )
+    check_positions(params, section)
     if options["data_dir"] is not None and has_records(options["data_dir"]):
         tokens = tf.io.FixedLenFeature([length], tf.int64)
         spec = {"input_ids": tokens, "input_mask": tokens, "labels": tokens}
-        return dataset_of_records(options, training, spec, _split_next_tokens, input_context)
+        return dataset_of_records(options, training, spec, split_labels, input_context)
     arrays, _ = text_samples(params, section, pack_sequences, params["model"]["vocab_size"], length)
-    return dataset_of_arrays(arrays, options, training, _split_next_tokens, input_context)
-
-
-def _split_next_tokens(batch: dict[str, tf.Tensor], number: tf.Tensor) -> Any:
-    features = dict(batch)
-    labels = features.pop("labels")
-    return features, labels
+    return dataset_of_arrays(arrays, options, training, split_labels, input_context)

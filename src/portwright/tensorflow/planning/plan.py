@@ -37,7 +37,6 @@ class TensorFlowSubject:
     name: str
     capture: Callable[[], Captured]
     data: Data = field(default_factory=lambda: Data(why_no_samples="the input function does not say"))
-    notes: list[str] = field(default_factory=list)
 
 
 def find_table(target: Target) -> KernelTable | None:
@@ -73,7 +72,7 @@ def plan_step(subject: TensorFlowSubject, options: PlanOptions) -> Planned:
             f"Plan for {', '.join(able)}, or plan the model's PyTorch twin.",
         )
     captured = subject.capture()
-    notes = [*subject.notes, *captured.graph.info["notes"]]
+    notes = [*captured.graph.info["notes"]]
     if left_out:
         notes.append(f"no table of TensorFlow ops is known for {', '.join(left_out)}: left out.")
     if captured.graph.info["guards_update"]:
@@ -116,8 +115,6 @@ def compile_step(
     target: str = "csx",
     out: Path | str | None = None,
     name: str = "",
-    data: Data | None = None,
-    batch_size: int | None = None,
     root: Path | None = None,
     note: Callable[[str], None] = print,
     raises: bool = True,
@@ -133,10 +130,8 @@ def compile_step(
     get_batch, make_spec = of_estimator(estimator, input_fn)
     subject = TensorFlowSubject(
         name or _name_of(estimator),
-        lambda: capture_step(get_batch, make_spec, mode=mode, batch_size=batch_size, root=root),
+        lambda: capture_step(get_batch, make_spec, mode=mode, root=root),
     )
-    if data is not None:
-        subject.data = data
     planned = plan_step(subject, options)
     for line in report(planned.plans):
         note(line)

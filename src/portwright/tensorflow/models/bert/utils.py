@@ -13,16 +13,12 @@ from portwright.tensorflow.models_common.input_params import fill_defaults
 from portwright.tensorflow.models_common.text_input import MaskedInputParams
 
 
-class InputParams(MaskedInputParams):
-    """Pairs of text from data_dir, or of Python's documentation."""
-
-
 class ModelParams(BertParams):
     layer_norm_epsilon: PositiveFloat = 1e-12  # as published
 
 
 # run() checks these sections against the classes, so that a misspelt key is an error with its line.
-PARAMS_SCHEMA = {"train_input": InputParams, "eval_input": InputParams, "model": ModelParams}
+PARAMS_SCHEMA = {"train_input": MaskedInputParams, "eval_input": MaskedInputParams, "model": ModelParams}
 
 
 def get_params(params_file: str | Path) -> dict[str, Any]:

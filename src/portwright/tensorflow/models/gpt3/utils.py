@@ -9,17 +9,8 @@ from portwright.job.model_params import GptParams
 from portwright.job.params import get_params as read_params
 from portwright.tensorflow.models_common.input_params import TextInputParams, fill_defaults
 
-
-class InputParams(TextInputParams):
-    """Running text from data_dir, or Python's documentation."""
-
-
-class ModelParams(GptParams):
-    """A decoder of pre-norm layers, with learned positions."""
-
-
 # run() checks these sections against the classes, so that a misspelt key is an error with its line.
-PARAMS_SCHEMA = {"train_input": InputParams, "eval_input": InputParams, "model": ModelParams}
+PARAMS_SCHEMA = {"train_input": TextInputParams, "eval_input": TextInputParams, "model": GptParams}
 
 
 def get_params(params_file: str | Path) -> dict[str, Any]:

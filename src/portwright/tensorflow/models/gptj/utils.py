@@ -12,10 +12,6 @@ from portwright.job.params import get_params as read_params
 from portwright.tensorflow.models_common.input_params import TextInputParams, fill_defaults
 
 
-class InputParams(TextInputParams):
-    """Running text from data_dir, or Python's documentation."""
-
-
 class ModelParams(GptParams):
     rotary_dim: PositiveInt = Field(
         8, description="of a head, how many dimensions are turned by their position; even"
@@ -25,7 +21,7 @@ class ModelParams(GptParams):
 
 
 # run() checks these sections against the classes, so that a misspelt key is an error with its line.
-PARAMS_SCHEMA = {"train_input": InputParams, "eval_input": InputParams, "model": ModelParams}
+PARAMS_SCHEMA = {"train_input": TextInputParams, "eval_input": TextInputParams, "model": ModelParams}
 
 
 def get_params(params_file: str | Path) -> dict[str, Any]:

@@ -13,10 +13,6 @@ from portwright.tensorflow.models_common.input_params import fill_defaults
 from portwright.tensorflow.models_common.text_input import MaskedInputParams
 
 
-class InputParams(MaskedInputParams):
-    """Text from data_dir, or Python's documentation."""
-
-
 class ModelParams(BertParams):
     use_segment_embedding: bool = Field(
         True, description="RoBERTa has a table of one segment, all of whose ids are 0"
@@ -30,7 +26,7 @@ class ModelParams(BertParams):
 
 
 # run() checks these sections against the classes, so that a misspelt key is an error with its line.
-PARAMS_SCHEMA = {"train_input": InputParams, "eval_input": InputParams, "model": ModelParams}
+PARAMS_SCHEMA = {"train_input": MaskedInputParams, "eval_input": MaskedInputParams, "model": ModelParams}
 
 
 def get_params(params_file: str | Path) -> dict[str, Any]:

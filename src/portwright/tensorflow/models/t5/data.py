@@ -14,6 +14,7 @@ from portwright.tensorflow.models_common.pipeline import (
     dataset_of_arrays,
     dataset_of_records,
     has_records,
+    split_labels,
 )
 from portwright.tensorflow.models_common.text_examples import (
     corrupt,
@@ -25,8 +26,6 @@ from portwright.tensorflow.models_common.text_examples import (
     text_samples,
 )
 from portwright.tensorflow.models_common.vocabulary import END, PAD
-
-Features = dict[str, tf.Tensor]
 
 
 def train_input_fn(params: dict[str, Any], input_context: Any = None) -> tf.data.Dataset:
@@ -95,9 +94,3 @@ def corrupted_text(params: dict[str, Any], section: str) -> Arrays:
         "decoder_mask": decoder_mask,
         "labels": labels,
     }
-
-
-def split_labels(batch: Features, number: tf.Tensor) -> tuple[Features, tf.Tensor]:
-    features = dict(batch)
-    labels = features.pop("labels")
-    return features, labels

@@ -8,14 +8,14 @@ from typing import Any
 import tensorflow as tf
 
 from portwright import UserError
-from portwright.tensorflow.models_common.pipeline import Arrays, dataset_of_arrays
+from portwright.data.tables import read_text
+from portwright.tensorflow.models_common.pipeline import Arrays, dataset_of_arrays, split_labels
 from portwright.tensorflow.models_common.text_examples import HELD_OUT, pad
+from portwright.text.pairs import read_parallel
 from portwright.text.shipped import number_pairs
 
 SPECIAL_TOKENS = ("<pad>", "<unk>", "<s>", "</s>")
 FILES = ("src_data_dir", "tgt_data_dir", "src_vocab_file", "tgt_vocab_file")
-
-Features = dict[str, tf.Tensor]
 
 
 def train_input_fn(params: dict[str, Any], input_context: Any = None) -> tf.data.Dataset:
@@ -66,12 +66,7 @@ def read_pairs(
             f"{section} has {', '.join(given)} but not {', '.join(missing)}.",
             "Give all four, or none of them.",
         )
-    sources, targets = read_lines(options["src_data_dir"]), read_lines(options["tgt_data_dir"])
-    if len(sources) != len(targets):
-        raise UserError(
-            f"{options['src_data_dir']} has {len(sources)} lines and {options['tgt_data_dir']} {len(targets)}.",
-            "Give files whose lines belong together.",
-        )
+    sources, targets = read_parallel(options["src_data_dir"], options["tgt_data_dir"])
     return sources, targets, read_words(options["src_vocab_file"]), read_words(options["tgt_vocab_file"])
 
 
@@ -81,18 +76,15 @@ def number_words(sentences: list[str]) -> dict[str, int]:
 
 
 def read_words(path: str) -> dict[str, int]:
-    words = {line.split()[0]: number for number, line in enumerate(read_lines(path)) if line.strip()}
+    words = {
+        line.split()[0]: number
+        for number, line in enumerate(read_text(Path(path)).splitlines())
+        if line.strip()
+    }
     missing = [token for token in SPECIAL_TOKENS if token not in words]
     if missing:
         raise UserError(f"{path} lacks {', '.join(missing)}.", "Add them, each on a line of its own.")
     return words
-
-
-def read_lines(path: str) -> list[str]:
-    try:
-        return Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"'{path}' cannot be read: {error}.", "Give a UTF-8 text file.") from error
 
 
 def to_arrays(
@@ -125,9 +117,3 @@ def to_arrays(
         "decoder_mask": decoder_mask,
         "labels": label_ids,
     }
-
-
-def split_labels(batch: Features, number: tf.Tensor) -> tuple[Features, tf.Tensor]:
-    features = dict(batch)
-    labels = features.pop("labels")
-    return features, labels
