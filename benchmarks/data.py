@@ -36,7 +36,8 @@ from peers.data_loaders import PEERS
 from torch.utils.data import DataLoader
 
 from portwright.data import ResumableLoader, StoreDataset
-from portwright.data.store_writer import write_store
+from portwright.data.manifest import Field
+from portwright.data.store_writer import StoreWriter
 
 torch.set_num_threads(1)
 WIDTH, BATCH, NUM_SHARDS = 128, 256, 8
@@ -62,13 +63,13 @@ def ours(store: Path) -> Iterator[Any]:
 def make_data(folder: Path, num_records: int) -> None:
     rows = np.random.default_rng(0).integers(0, 50_000, (num_records, WIDTH), dtype=np.int32)
     np.save(folder / "rows.npy", rows)
-    write_store(folder / "one", {"x": rows}, made_by={"benchmark": "data"})
-    write_store(
-        folder / "many",
-        {"x": rows},
-        made_by={"benchmark": "data"},
-        shard_records=-(-num_records // NUM_SHARDS),
-    )
+    for name, num_shards in (("one", 1), ("many", NUM_SHARDS)):
+        writer = StoreWriter(
+            folder / name, [Field("x", rows.dtype.name, (WIDTH,))], made_by={"benchmark": "data"}
+        )
+        for number, part in enumerate(np.array_split(rows, num_shards)):
+            writer.write_shard(number, {"x": part})
+        writer.finish(num_shards)
 
 
 CONTESTANTS: dict[str, Callable[[Path], Iterator[Any]]] = {

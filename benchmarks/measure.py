@@ -98,7 +98,7 @@ def finish(
         "claims": rows,
     }
     if arguments.json is not None:
-        from portwright.job.rundir import atomic_write_text
+        from portwright.job.atomic import atomic_write_text
 
         atomic_write_text(arguments.json, json.dumps(document, indent=2) + "\n")
     for c in claims:

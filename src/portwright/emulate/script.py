@@ -78,8 +78,8 @@ def _emulate(package: str, target: str, words: Sequence[str], json_path: Path | 
     ledger = LEDGERS[package]
     executors = [made.as_json() for made in ledger.executors]
     status = ended.status
-    for made in executors:
-        _say(_describe(made))
+    for executor in executors:
+        _say(_describe(executor))
     # A script that failed may not have come to the call.
     all_unused = ledger.unused_executors() if status == 0 else []
     unused = [made for made in all_unused if made.kind == "training"]

@@ -163,7 +163,7 @@ class LossScaler(GradScaler):
                 "Keep the weights in float32; mixed precision casts where it is safe.",
             ) from error
 
-    def step(self, optimizer: torch.optim.Optimizer) -> None:  # type: ignore[override]
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
         """Steps, unless a gradient is not finite."""
         if self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY:
             self.unscale_(optimizer)

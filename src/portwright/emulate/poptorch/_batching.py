@@ -77,11 +77,12 @@ class Reduction:
         self._accumulation: int = training.gradient_accumulation
         self._replicas: int = options.replication_factor  # type: ignore[attr-defined]
         # By what sums are divided in the end: those that were averaged on the way by the rest only, and plain sums not at all.
-        self._divisor = {
+        divisors: dict[Any, int] = {
             enums.MeanReductionStrategy.Running: self._replicas,
             enums.MeanReductionStrategy.Post: self._accumulation * self._replicas,
             enums.MeanReductionStrategy.PostAndLoss: self._accumulation,
-        }.get(self._strategy, 1)
+        }
+        self._divisor = divisors.get(self._strategy, 1)
         self._dtype = dtype
         self._sums: list[dict[str, torch.Tensor]] = [{} for _ in range(self._replicas)]
         self._added = [0] * self._replicas

@@ -282,7 +282,7 @@ def warn_requires_grad(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def _check(name: str, expected: Any, value: Any) -> None:
-    got = value if isinstance(value, (dict, list, tuple)) else _Leaf.of(value)
+    got: Any = value if isinstance(value, (dict, list, tuple)) else _Leaf.of(value)
     if type(expected) is not type(got) or (isinstance(got, _Leaf) and expected.kind != got.kind):
         raise refuse(
             f"Type mismatch for {name}: compiled for {_said(expected)} and got {_said(got)}. {_CURE}"

@@ -304,6 +304,7 @@ _NUMBERS_OF_LAMB = {
 class LAMB(Optimizer, torch.optim.Optimizer):
     """Adam's step for every weight, made as long as the weight (at most `max_weight_norm`); arXiv 1904.00962."""
 
+    bias_correction: bool  # set by _start, as all of a class's own settings
     _child_only: ClassVar[List[str]] = [
         "loss_scaling",
         "bias_correction",
