@@ -14,7 +14,6 @@ import torch
 
 from portwright import UserError
 from portwright.discover import find_models
-from portwright.images.mnist import read_idx
 
 
 @pytest.fixture(scope="module")
@@ -66,11 +65,11 @@ def test_mnist_files_are_read(data: ModuleType, tmp_path: Path, ending: str) -> 
     "content",
     [b"", b"\x00\x00", b"hello world", struct.pack(">BBBBI", 0, 0, 8, 1, 9) + b"123", b"\x1f\x8b broken"],
 )
-def test_damaged_files_are_named(tmp_path: Path, content: bytes) -> None:
+def test_damaged_files_are_named(data: ModuleType, tmp_path: Path, content: bytes) -> None:
     path = tmp_path / ("x.gz" if content[:2] == b"\x1f\x8b" else "x")
     path.write_bytes(content)
     with pytest.raises(UserError, match=path.name):
-        read_idx(path)
+        data.read_idx(path)
 
 
 def test_missing_files_say_what_to_do(data: ModuleType, tmp_path: Path) -> None:

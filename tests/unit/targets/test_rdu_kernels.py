@@ -103,7 +103,7 @@ def test_every_figure_of_the_machine_has_a_source() -> None:
 
 def test_it_cannot_run_here_and_says_what_can_be_done(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        "portwright.targets.rdu.is_installed", lambda package: False
+        "portwright.targets.emulated.is_installed", lambda package: False
     )  # nor lent by another test
     target = get_target("RDU")
     with pytest.raises(UnsupportedError, match="plan --target rdu"):

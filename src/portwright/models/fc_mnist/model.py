@@ -37,7 +37,8 @@ class MLP(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(sizes[-1], params["num_classes"]))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return self.layers(images.flatten(1))
+        logits: torch.Tensor = self.layers(images.flatten(1))
+        return logits
 
 
 class MNISTModel(PyTorchBaseModel):
@@ -54,7 +55,8 @@ class MNISTModel(PyTorchBaseModel):
         logits = self.model(images)
         if not self.model.training:
             self.accuracy(labels=labels, predictions=logits.argmax(-1))
-        return self.loss_fn(logits, labels)
+        loss: torch.Tensor = self.loss_fn(logits, labels)
+        return loss
 
     def predict(self, data: Any) -> dict[str, torch.Tensor]:
         logits = self.model(data[0])

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
+import struct
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from portwright.images.mnist import read_digits, read_mnist
+from portwright import UserError
+
+IDX_FILES = {
+    "train": ("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    "test": ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+}
+Arrays = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
 
 
 def train_input_fn(params: dict[str, Any], input_context: Any = None) -> tf.data.Dataset:
@@ -23,7 +32,7 @@ def make_dataset(params: dict[str, Any], section: str, split: str, input_context
     options = params[section]
     data_dir = options.get("data_dir")
     images, labels = read_digits(split) if data_dir is None else read_mnist(Path(data_dir), split)
-    dataset = tf.data.Dataset.from_tensor_slices((images[..., None], labels))
+    dataset = tf.data.Dataset.from_tensor_slices((images, labels))
     if input_context is not None and input_context.num_input_pipelines > 1:
         dataset = dataset.shard(input_context.num_input_pipelines, input_context.input_pipeline_id)
     if options["shuffle"]:
@@ -33,3 +42,58 @@ def make_dataset(params: dict[str, Any], section: str, split: str, input_context
         drop_remainder=options["drop_last"],
         num_parallel_calls=options["num_workers"] or None,
     )
+
+
+def read_digits(split: str) -> Arrays:
+    """scikit-learn's digits, which come with the package; every fifth one is kept for evaluation."""
+    from sklearn.datasets import load_digits
+
+    pixels, labels = load_digits(return_X_y=True)
+    held_out = np.arange(len(labels)) % 5 == 0
+    chosen = held_out if split == "test" else ~held_out
+    images = (pixels[chosen] / 16).astype(np.float32).reshape(-1, 8, 8, 1)
+    return images, labels[chosen].astype(np.int64)
+
+
+def read_mnist(folder: Path, split: str) -> Arrays:
+    images_name, labels_name = IDX_FILES[split]
+    images = read_idx(find_file(folder, images_name))
+    labels = read_idx(find_file(folder, labels_name))
+    if len(images) != len(labels):
+        raise UserError(
+            f"{folder}: {len(images)} images but {len(labels)} labels.", "Take both files from one data set."
+        )
+    return (images / np.float32(255)).astype(np.float32)[..., None], labels.astype(np.int64)
+
+
+def find_file(folder: Path, name: str) -> Path:
+    for base in (folder, folder / "MNIST" / "raw"):
+        for candidate in (base / name, base / f"{name}.gz", base / name.replace("-idx", ".idx")):
+            if candidate.is_file():
+                return candidate
+    raise UserError(
+        f"data_dir '{folder}' has no {name}[.gz].",
+        "Put the four MNIST IDX files there, or leave data_dir out to use scikit-learn's digits.",
+    )
+
+
+def read_idx(path: Path) -> np.ndarray[Any, Any]:
+    """An IDX file of unsigned bytes: two zero bytes, a type, the number of dimensions, their sizes, the values."""
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (OSError, EOFError) as error:
+        raise UserError(f"{path} cannot be read: {error}.", "Fetch the file again.") from error
+    if len(raw) < 4 or raw[:3] != b"\x00\x00\x08":
+        raise UserError(
+            f"{path} is not an IDX file of bytes (it starts with {raw[:4]!r}).", "Fetch the file again."
+        )
+    num_dims = raw[3]
+    if len(raw) < 4 + 4 * num_dims:
+        raise UserError(f"{path} ends within its header.", "Fetch the file again.")
+    shape = struct.unpack(f">{num_dims}I", raw[4 : 4 + 4 * num_dims])
+    values = np.frombuffer(raw, np.uint8, offset=4 + 4 * num_dims)
+    if values.size != int(np.prod(shape)):
+        raise UserError(
+            f"{path} has {values.size} values where its header says {shape}.", "Fetch the file again."
+        )
+    return values.reshape(shape).copy()
