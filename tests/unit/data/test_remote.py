@@ -39,13 +39,19 @@ class Readers:
     ) -> None:
         self._make, self._num_readers, self._dies_after = make_data, num_readers, dies_after
         self._moves_after = moves_after
+        self._opened: list[Any] = []
         self._readers = [self._open() for _ in range(num_readers)]
         self.num_ordered = 0
 
     def _open(self) -> Any:
         source: Any = open_source(self._make(), Shared("train_input", 7, 0, 1))
         source.begin_serving(0, self._num_readers)
+        self._opened.append(source)
         return source
+
+    def close(self) -> None:
+        for source in self._opened:
+            source.close()
 
     def request(
         self, wanted: Iterator[Wanted], fingerprint: list[Any], seen: Any
@@ -79,8 +85,24 @@ class Readers:
             yield each, made
 
 
+_served: list[tuple[Any, Readers]] = []
+
+
 def served(make_data: Any, readers: Readers | None = None, **options: Any) -> Any:
-    return make(make_data(), channel=readers or Readers(make_data), **options)
+    readers = readers or Readers(make_data)
+    loader = make(make_data(), channel=readers, **options)
+    _served.append((loader, readers))
+    return loader
+
+
+@pytest.fixture(autouse=True)
+def _close_what_was_served() -> Iterator[None]:
+    """Lanes that the garbage collector meets have lost the thread that ends their workers: each is waited for in vain."""
+    yield
+    while _served:
+        loader, readers = _served.pop()
+        loader.close()
+        readers.close()
 
 
 NOT_OVER_A_WIRE = {"sampler of keys"}  # a dict is no data set of samples that a process could open twice
