@@ -31,7 +31,7 @@ from portwright.port.tree import FUNCTIONS, Binding, MethodCall, is_method_call,
 Origin = Literal["placed", "made", "unknown"]
 _MAX_DEPTH = 10
 # Looked at to answer one question: where each name comes from two others, the ways back are without number.
-_MOST_VALUES = 2000
+_MOST_VALUES = 50_000
 _DEVICE = re.compile(rb"cuda|device|\.to\(")
 _MAKERS = words(
     """zeros ones full arange linspace logspace eye tensor empty rand randn randint randperm normal from_numpy
