@@ -25,7 +25,7 @@ from portwright.emulate.sambaflow.samba.sambatensor import (
 )
 from portwright.emulate.sambaflow.samba.session import SambaSession, session
 
-directives = import_module(f"{__name__}.directives")  # has no file: _modules.py makes it
+directives = import_module(f"{__name__}.directives")  # has no file: ModuleMaker makes it
 
 __all__ = [
     "SambaParameter", "SambaSession", "SambaTensor", "addmm", "directives", "from_named_dict",
